@@ -1,0 +1,1 @@
+"""An LLM router that runs as an Envoy external processor."""

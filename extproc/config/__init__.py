@@ -1,0 +1,1 @@
+"""`llmgw.yaml`: its values, and the strict reading of it."""

@@ -1,0 +1,1 @@
+"""What engines publish about their load: reading the page, naming the signals, scraping."""

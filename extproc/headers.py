@@ -1,0 +1,57 @@
+"""Every header name, metadata key and metadata namespace of the product, once; newest alias first.
+
+Names are lower case, as Envoy sends them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# What a request says.
+MODEL: Final = ("x-llmgw-model", "x-gateway-model-name", "x-ai-eg-model")
+SESSION: Final = (
+    "x-llmgw-session",
+    "x-session-id",
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "session-id",
+    "session_id",
+)
+HOP: Final = "x-llmgw-hop"
+RESIDENCY: Final = "x-llmgw-residency"
+NO_STORE: Final = "x-llmgw-no-store"
+TAGS: Final = "x-llmgw-tags"
+REQUEST_ID: Final = "x-request-id"
+
+# Set by whatever authenticates inside Envoy; a client's own copy is stripped at the edge.
+CLIENT: Final = "x-llmgw-client"
+
+# What the service tells Envoy; removed by the route, stripped at the edge.
+CLUSTER: Final = "x-llmgw-cluster"
+DECISION: Final = "x-llmgw-decision"
+DESTINATION: Final = "x-gateway-destination-endpoint"
+SUBSET: Final = "x-gateway-destination-endpoint-subset"
+SERVED: Final = "x-gateway-destination-endpoint-served"
+MAX_RETRIES: Final = "x-envoy-max-retries"
+PER_TRY_TIMEOUT_MS: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
+
+# What the service and Envoy tell clients.
+REASON: Final = "x-llmgw-reason"
+RETRY_AFTER: Final = "retry-after"
+RETRY_AFTER_MS: Final = "retry-after-ms"
+SHOULD_RETRY: Final = "x-should-retry"
+
+# Dynamic metadata: what Envoy read out of the body, where a request may go, which decision it was.
+BODY_NAMESPACE: Final = "llmgw.body"
+ROUTE_NAMESPACE: Final = "llmgw.route"
+DECISION_NAMESPACE: Final = "llmgw.decision"
+DECISION_KEY: Final = "id"
+PICKER_NAMESPACE: Final = "envoy.lb"
+
+# Values of `llmgw.body:model` that Envoy's filter writes when it has none.
+BODY_MODEL_MISSING: Final = "_missing"
+BODY_MODEL_UNREADABLE: Final = "_error"
+
+STRIPPED_AT_THE_EDGE: Final = (CLIENT, CLUSTER, DECISION, DESTINATION, SUBSET, SERVED)
+REMOVED_BY_THE_ROUTE: Final = (CLUSTER, DECISION, DESTINATION, SUBSET, SERVED)
+CREDENTIALS: Final = ("authorization", "x-api-key", "api-key", "cookie")

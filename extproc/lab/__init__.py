@@ -1,0 +1,1 @@
+"""Simulated engines and load, for demonstrations and tests."""

@@ -1,0 +1,1 @@
+"""Which endpoint serves a request: registry, breaker, ring, filters, scorers, pickers, catalog."""

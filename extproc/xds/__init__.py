@@ -1,0 +1,1 @@
+"""Envoy's configuration, rendered from ours."""
