@@ -29,6 +29,9 @@ CLIENT: Final = "x-llmgw-client"
 # What the service tells Envoy; removed by the route, stripped at the edge.
 CLUSTER: Final = "x-llmgw-cluster"
 DECISION: Final = "x-llmgw-decision"
+# The decision id where Envoy's log of an attempt can see it: unlike the header above it is not
+# removed by the route. No client can send a name with a colon, and Envoy writes none upstream.
+LOGGED_DECISION: Final = ":llmgw-decision"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 SERVED: Final = "x-gateway-destination-endpoint-served"

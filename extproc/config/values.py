@@ -5,11 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from extproc import headers
 from extproc.routing.catalog import ModelEntry
 from extproc.routing.endpoint import BreakerSettings, Info, Tls
+from extproc.routing.policy import DEFAULT_MAX_HOPS, Restriction, client_restriction
 from extproc.routing.strategy import BUILT_IN, Strategy
+
+UNSCRAPED: Final = "none"
+ENGINES: Final = ("vllm", "sglang", "tgi", "trtllm", "triton", "lmdeploy", "llamacpp", UNSCRAPED)
+SIGNALS: Final = (
+    "running",
+    "waiting",
+    "kv_usage",
+    "block_size",
+    "block_count",
+    "prompt_tokens",
+    "generation_tokens",
+    "success",
+)
+DEFAULT_CLUSTER_ID: Final = "llmgw"
 
 
 class Steering(StrEnum):
@@ -47,6 +63,19 @@ class Listener:
     http_filters: tuple[Mapping[str, object], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTls(Tls):
+    """TLS between Envoy and the service: what is inherited is Envoy's side, the rest the service's.
+
+    The service shows `cert_file` and `key_file`; with `client_ca_file` it demands a certificate of
+    Envoy, which is then `client_cert_file`.
+    """
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """How Envoy reaches the service and how the service ends.
@@ -59,7 +88,7 @@ class Service:
     address: str = "127.0.0.1:9002"
     envoy_address: str | None = None
     http_address: str = "127.0.0.1:9090"
-    tls: Tls | None = None
+    tls: ServiceTls | None = None
     message_timeout_seconds: float = 1.0
     drain_seconds: float = 20.0
     access_log: bool = True
@@ -92,18 +121,36 @@ class ClientPolicy:
     tags: tuple[tuple[str, str], ...] = ()
     strategy: str | None = None
 
+    @property
+    def restriction(self) -> Restriction:
+        """What this policy keeps the client's requests off."""
+        return client_restriction(self.residency, no_store=self.no_store)
+
 
 @dataclass(frozen=True, slots=True)
 class Federation:
     """Limits on requests that pass through several gateways."""
 
-    max_hops: int = 8
+    max_hops: int = DEFAULT_MAX_HOPS
     forward_hopped_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """Something that is allowed and probably not meant; `line` is 1-based, 0 for no line."""
+
+    line: int
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that `llmgw.yaml` says; `file` is where it was read from."""
+    """Everything that `llmgw.yaml` says; `file` is where it was read from.
+
+    `models` has an entry for every name that an endpoint serves. `strategies` holds the built-in
+    ones too. Two configurations that differ in their warnings only are equal.
+    """
 
     cluster_id: str
     endpoints: tuple[Info, ...]
@@ -120,3 +167,4 @@ class Config:
     scrape: Scrape = field(default_factory=Scrape)
     federation: Federation = field(default_factory=Federation)
     max_attempts: int = 3
+    warnings: tuple[ConfigWarning, ...] = field(default=(), compare=False)

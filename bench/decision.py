@@ -1,0 +1,133 @@
+"""How long one decision takes, by the number of endpoints.
+
+A decision here is a dispatch with every scorer and a session, the acquire in it, and the end of an
+earlier request's grant, so that two endpoints have changed since the last one. Endpoints are
+scraped every 2 s of a virtual clock, at 2,000 requests per second; the scrapes are not timed, what
+they make a decision do is.
+
+Usage: python bench/decision.py. With JSON=1 in the environment the last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from time import perf_counter_ns
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from extproc.routing.endpoint import Info, Stats, Url
+from extproc.routing.live import Grant
+from extproc.routing.registry import Registry, RegistrySettings
+from extproc.routing.ring import session_hash
+from extproc.routing.scheduler import Dispatch, Query, Scheduler
+from extproc.routing.sessions import Sessions
+from extproc.routing.strategy import BUILT_IN, Strategy, Weights
+
+MODEL: Final = "llama"
+SIZES: Final = (10, 100, 1_000, 10_000)
+ROUNDS: Final = 20_000
+WARM_UP: Final = 2_000
+REQUESTS_PER_SECOND: Final = 2_000
+SCRAPE_SECONDS: Final = 2.0
+INFLIGHT_PER_ENDPOINT: Final = 4
+MAX_INFLIGHT: Final = 4_000
+ALL_SCORERS: Final = Strategy("all", Weights(weight=0.5))
+
+
+def registry_of(endpoints: int, random: Random) -> Registry:
+    """A registry of busy engines of one model, with everything learned that scrapes teach."""
+    registry = Registry(RegistrySettings(), random)
+    registry.replace(
+        [
+            Info(
+                id=f"engine-{number:05d}",
+                url=Url("http", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 8000),
+                models=(MODEL,),
+                weight=random.choice((1.0, 1.0, 0.5)),
+            )
+            for number in range(endpoints)
+        ],
+        0.0,
+    )
+    for name in registry.ids():
+        first = stats(random)
+        registry.observe(name, replace(first, success_total=0.0, running=30, waiting=1), 0.0)
+        registry.observe(
+            name, replace(first, success_total=random.uniform(4.0, 40.0), waiting=1), 1.0
+        )
+    return registry
+
+
+def stats(random: Random) -> Stats:
+    """One scrape of a busy engine."""
+    return Stats(
+        running=random.randrange(8, 32),
+        waiting=random.randrange(0, 4),
+        kv_usage_ratio=random.uniform(0.2, 0.95),
+    )
+
+
+def measure(endpoints: int, sessions: str, rounds: int = ROUNDS) -> list[float]:
+    """The time of each decision in µs; `sessions` is "known", "new" or "none"."""
+    random = Random(endpoints)
+    registry = registry_of(endpoints, random)
+    scheduler = Scheduler(
+        registry, {**BUILT_IN, "all": ALL_SCORERS}, random, Sessions(), default_strategy="all"
+    )
+    ids = registry.ids()
+    known = [session_hash(MODEL, f"s{number}".encode()) for number in range(4 * endpoints)]
+    outstanding: deque[Grant] = deque()
+    kept = min(INFLIGHT_PER_ENDPOINT * endpoints, MAX_INFLIGHT)
+    scrapes = 0.0
+    times = []
+    now = 2.0
+    for number in range(WARM_UP + kept + rounds):
+        now += 1.0 / REQUESTS_PER_SECOND
+        scrapes += endpoints / SCRAPE_SECONDS / REQUESTS_PER_SECOND
+        while scrapes >= 1.0:
+            scrapes -= 1.0
+            registry.observe(random.choice(ids), stats(random), now)
+        session: int | None = None
+        if sessions == "known":
+            session = random.choice(known)
+        elif sessions == "new":
+            session = random.getrandbits(64)
+        query = Query(MODEL, session, 4 * random.randrange(8_000))
+        oldest = outstanding.popleft() if len(outstanding) >= kept else None
+        begin = perf_counter_ns()
+        result = scheduler.dispatch(query, now)
+        if oldest is not None:
+            oldest.end(now)
+        end = perf_counter_ns()
+        assert isinstance(result, Dispatch)
+        outstanding.append(result.grant)
+        if number >= WARM_UP + kept:
+            times.append((end - begin) / 1000.0)
+    return sorted(times)
+
+
+def main() -> None:
+    """The table is printed."""
+    rows = []
+    print("endpoints  sessions  median µs  p99 µs")
+    for endpoints in SIZES:
+        for sessions in ("known", "new", "none"):
+            times = measure(endpoints, sessions)
+            median, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
+            print(f"{endpoints:9,}  {sessions:8}  {median:9.1f}  {p99:6.1f}", flush=True)
+            if sessions == "known":
+                row = {"name": "decision", "endpoints": endpoints}
+                rows.append(row | {"median_us": round(median, 2), "p99_us": round(p99, 2)})
+    if os.environ.get("JSON") == "1":
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

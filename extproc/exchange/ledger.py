@@ -1,0 +1,296 @@
+"""Who is charged for each attempt of a request, and when.
+
+Two feeds tell how attempts ended: the ext_proc stream, which always comes, and Envoy's access
+log, which comes a little later, only for what went wrong, and sometimes not at all. The ledger
+joins them by decision id. In-flight follows the stream alone (a log entry may only move it
+earlier); verdicts that a log entry could still correct wait `GRACE_SECONDS` for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from extproc.clusters import cluster_name
+from extproc.exchange.messages import LogEntry, RequestLog, ResponseHeaders
+from extproc.exchange.observer import Observer
+from extproc.exchange.outcome import Outcome, backpressure_seconds, classify
+from extproc.routing.breaker import Verdict
+from extproc.routing.decision import Decision
+from extproc.routing.registry import Grant, Registry, Ticket
+from extproc.routing.scheduler import Scheduler
+
+GRACE_SECONDS: Final = 1.0
+QUARANTINE_SECONDS: Final = 2.0
+
+_VERDICTS: Final = MappingProxyType(
+    {Outcome.SUCCESS: Verdict.SUCCESS, Outcome.FAILURE: Verdict.FAILURE}
+)
+
+
+class _Due(IntEnum):
+    """What becomes final when a grace period is over."""
+
+    HIDDEN_FAILURE = 0
+    CLOSE = 1
+
+
+class Flight:
+    """One dispatched request, from the decision until its last verdict is booked.
+
+    `holder` is the index, in the decision's list, of the endpoint that has the request now;
+    `answered` the index of the one whose answer the client got, None before there is an answer;
+    `status` is that answer's, `is_serving` whether it is a good one.
+    """
+
+    __slots__ = (
+        "answered",
+        "charged",
+        "clusters",
+        "content_length",
+        "decision",
+        "decision_id",
+        "grant",
+        "holder",
+        "is_ended",
+        "is_serving",
+        "model",
+        "path",
+        "permit",
+        "session",
+        "started",
+        "status",
+    )
+
+    def __init__(
+        self,
+        *,
+        decision_id: str,
+        decision: Decision,
+        grant: Grant,
+        session: int | None,
+        content_length: int,
+        path: str,
+        model: str,
+        started: float,
+    ) -> None:
+        self.decision_id = decision_id
+        self.decision = decision
+        self.grant = grant
+        self.permit = grant.permit
+        self.session = session
+        self.content_length = content_length
+        self.path = path
+        self.model = model
+        self.started = started
+        self.clusters = tuple(cluster_name(ticket.id) for ticket in decision.tickets)
+        self.charged = 0  # bit i: attempt i has its outcome
+        self.holder = 0
+        self.answered: int | None = None
+        self.is_ended = False
+        self.status = 0
+        self.is_serving = False
+
+
+class Ledger:
+    """Books the outcome of every attempt once.
+
+    `tick` must be called a few times a second; nothing else needs a timer. `on_ended` is told of
+    every request that is over, in the same call.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        scheduler: Scheduler,
+        observer: Observer,
+        on_ended: Callable[[Flight, float], None] | None = None,
+    ) -> None:
+        self._on_ended = on_ended
+        self._registry = registry
+        self._scheduler = scheduler
+        self._observer = observer
+        self._flights: dict[str, Flight] = {}
+        self._due: deque[tuple[float, _Due, int, Flight]] = deque()
+
+    def __len__(self) -> int:
+        """How many requests still have a verdict to be booked."""
+        return len(self._flights)
+
+    def open(self, flight: Flight) -> None:
+        """`flight` is known by its decision id until its last verdict is booked."""
+        self._flights[flight.decision_id] = flight
+        self._observer.dispatched(flight.decision.chosen.id, flight.decision.model)
+
+    def withdraw(self, grant: Grant, now: float) -> None:
+        """A request that was refused after all holds nothing, not even a probe's slot."""
+        grant.end(now)
+        self._registry.verdict(grant.ticket, Verdict.IGNORED, now, grant.permit)
+
+    def abandon(self, flight: Flight, now: float) -> None:
+        """The request counts nowhere: Envoy went on without our answer."""
+        flight.grant.end(now)
+        self._book_ignored_probe(flight, now)
+        self._flights.pop(flight.decision_id, None)
+        self._observer.failed_open()
+
+    def responded(self, flight: Flight, message: ResponseHeaders, now: float) -> None:
+        """The client's answer has begun; earlier attempts have failed and the count is moved.
+
+        Attempt n went to list element min(n, last); trust the attempt count and the cluster name.
+        """
+        last = len(flight.clusters) - 1
+        attempts = message.attempts or 1
+        for attempt in range(attempts - 1):
+            index = min(attempt, last)
+            if not flight.charged >> index & 1:
+                self._due.append((now + GRACE_SECONDS, _Due.HIDDEN_FAILURE, index, flight))
+        final = min(attempts - 1, last)
+        self._move(flight, final, now)
+        flight.answered = final
+        flight.status = message.status
+        self._observer.answered(flight.model, now - flight.started)
+        retry_after = _header(message, "retry-after")
+        outcome = classify(message.status, message.flags, message.details, retry_after)
+        if outcome is Outcome.SUCCESS:
+            flight.is_serving = True
+            self._serve(flight, final, message.status, now)
+        elif outcome is not Outcome.NOBODY:
+            self._charge(
+                flight, final, outcome, now, status=message.status, retry_after=retry_after
+            )
+
+    def ended(self, flight: Flight, now: float) -> None:
+        """The request is over: it holds nothing from now on, and what is undecided waits."""
+        if flight.is_ended:
+            return
+        flight.is_ended = True
+        flight.grant.end(now)
+        if flight.answered is not None:
+            self._observer.ended(flight.model, now - flight.started)
+        if self._on_ended is not None:
+            self._on_ended(flight, now)
+        self._due.append((now + GRACE_SECONDS, _Due.CLOSE, flight.holder, flight))
+
+    def logged(self, entry: LogEntry, now: float) -> None:
+        """What Envoy's access log says of an attempt or a request is booked, once.
+
+        An attempt's entry names its cluster. A request's entry may name an earlier attempt's, so it
+        is believed only about whoever has the request: cut after its headers, or given up by the
+        client.
+        """
+        flight = self._flights.get(entry.decision_id)
+        if flight is None:
+            return
+        if isinstance(entry, RequestLog):
+            outcome = classify(entry.status, entry.flags, entry.details, None)
+            index = flight.holder if flight.answered is None else flight.answered
+            if outcome is Outcome.ABORTED or (outcome is Outcome.FAILURE and flight.is_serving):
+                self._charge(flight, index, outcome, now)
+            return
+        if entry.cluster not in flight.clusters:
+            return
+        index = flight.clusters.index(entry.cluster)
+        outcome = classify(entry.status, entry.flags, entry.details, entry.retry_after)
+        if outcome is Outcome.SUCCESS or outcome is Outcome.NOBODY:
+            return
+        self._charge(
+            flight, index, outcome, now, status=entry.status, retry_after=entry.retry_after
+        )
+        if flight.answered is None and index == flight.holder and index + 1 < len(flight.clusters):
+            self._move(flight, index + 1, now)
+
+    def tick(self, now: float) -> None:
+        """Verdicts whose grace period is over are booked."""
+        due = self._due
+        while due and due[0][0] <= now:
+            _, kind, index, flight = due.popleft()
+            if kind is _Due.HIDDEN_FAILURE:
+                self._charge(flight, index, Outcome.FAILURE, now)
+            else:
+                self._close(flight, now)
+
+    def _close(self, flight: Flight, now: float) -> None:
+        """An answered request without a complaint was a success; nothing is left undecided.
+
+        Before any answer only the caller can end a request, and no endpoint is to blame for that.
+        """
+        if flight.answered is None:
+            self._charge(flight, flight.holder, Outcome.ABORTED, now)
+        elif flight.is_serving:
+            self._charge(flight, flight.answered, Outcome.SUCCESS, now)
+        self._book_ignored_probe(flight, now)
+        self._flights.pop(flight.decision_id, None)
+
+    def _book_ignored_probe(self, flight: Flight, now: float) -> None:
+        """A probe that proved nothing gives its slot back."""
+        if not flight.charged & 1:
+            self._registry.verdict(flight.decision.chosen, Verdict.IGNORED, now, flight.permit)
+
+    def _move(self, flight: Flight, index: int, now: float) -> None:
+        """The in-flight count is on list element `index`, unless the request is over."""
+        if index == flight.holder or flight.is_ended:
+            return
+        flight.grant.end(now)
+        ticket = flight.decision.tickets[index]
+        grant = self._registry.follow(ticket.id, now, content_length=flight.content_length)
+        flight.holder = index
+        if grant is not None:
+            flight.grant = grant
+
+    def _serve(self, flight: Flight, index: int, status: int, now: float) -> None:
+        """The session belongs to whoever answered it."""
+        ticket = flight.decision.tickets[index]
+        if 200 <= status < 300:
+            self._registry.answered(ticket, flight.path, flight.decision.model, now)
+        if flight.session is not None and index:
+            self._scheduler.served(flight.session, ticket.id, now)
+
+    def _charge(
+        self,
+        flight: Flight,
+        index: int,
+        outcome: Outcome,
+        now: float,
+        *,
+        status: int = 0,
+        retry_after: str | None = None,
+    ) -> None:
+        """List element `index` gets `outcome`, unless it already has one."""
+        if flight.charged >> index & 1:
+            return
+        flight.charged |= 1 << index
+        ticket = flight.decision.tickets[index]
+        registry = self._registry
+        self._observer.attempt(ticket.id, outcome)
+        if outcome is Outcome.BACKPRESSURE:
+            seconds = backpressure_seconds(retry_after)
+            if seconds > 0:
+                registry.backpressure(ticket, now + seconds, now)
+        elif outcome is Outcome.QUARANTINED:
+            registry.quarantine(ticket, now + QUARANTINE_SECONDS, now)
+        elif outcome is Outcome.MISCONFIGURED:
+            registry.misconfigured(ticket, status, flight.path, now, model=flight.decision.model)
+        verdict = _VERDICTS.get(outcome, Verdict.IGNORED)
+        registry.verdict(ticket, verdict, now, flight.permit if index == 0 else None)
+        if outcome is Outcome.FAILURE:
+            self._failed(flight, ticket, retry_after, now)
+
+    def _failed(self, flight: Flight, ticket: Ticket, retry_after: str | None, now: float) -> None:
+        """The session forgets the endpoint; its own retry-after is the least of a cooldown."""
+        if flight.session is not None:
+            self._scheduler.failed(flight.session, ticket.id)
+        live = self._registry.live(ticket.id)
+        if retry_after is not None and live is not None and live.breaker.open_until is not None:
+            self._registry.hold(ticket, now + backpressure_seconds(retry_after), now)
+
+
+def _header(message: ResponseHeaders, name: str) -> str | None:
+    """The first value of a response header, None without one."""
+    for key, value in message.headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None

@@ -1,0 +1,229 @@
+"""Which endpoint serves a request: filter, score, pick, acquire.
+
+What an outcome means is not its business; it only remembers where sessions are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from random import Random
+from typing import Final
+
+from extproc.routing import pickers, scorers
+from extproc.routing.decision import (
+    Decision,
+    Dispatch,
+    Explanation,
+    Query,
+    Unavailable,
+    explain,
+)
+from extproc.routing.filters import UnavailableKind
+from extproc.routing.pickers import Bonus, Ranking
+from extproc.routing.pool import Pool
+from extproc.routing.refusal import refusal
+from extproc.routing.registry import Registry
+from extproc.routing.ring import load_limit
+from extproc.routing.sessions import Sessions
+from extproc.routing.strategy import Picker, Strategy
+from extproc.routing.table import Table
+from extproc.routing.tables import Tables
+
+__all__ = ["Dispatch", "Query", "Scheduler", "Unavailable", "UnavailableKind"]
+
+MAX_DECISIONS: Final = 1024
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Scheduler:
+    """Sends requests to the endpoints of a registry.
+
+    `strategies` must hold the one named `default_strategy`. `sessions` is where sessions are
+    remembered; `decisions` are the last 1024, oldest first. `scrape_seconds` is the usual time
+    between two scrapes, read only where a client is told when to come back.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        strategies: Mapping[str, Strategy],
+        random: Random,
+        sessions: Sessions,
+        *,
+        default_strategy: str = "chat",
+        scrape_seconds: float = 2.0,
+    ) -> None:
+        self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self._registry = registry
+        self._random = random
+        # A preview must not change what the next request draws.
+        self._preview_random = Random(0)  # noqa: S311 - breaks ties, guards nothing
+        self._sessions = sessions
+        self._scrape_seconds = scrape_seconds
+        self._tables = Tables(registry, strategies, default_strategy)
+        self._number = 0
+        # Per model the endpoint that round-robin used last.
+        self._turns: dict[str, str] = {}
+
+    def dispatch(self, query: Query, now: float) -> Dispatch | Unavailable:
+        """The request counts at the best endpoint and its session is there, or nobody takes it.
+
+        The endpoint's breaker has the last word: where it refuses, the next candidate is tried.
+        """
+        table = self._tables.of(query, now)
+        if table is None:
+            return Unavailable(UnavailableKind.NO_MEMBERS, None, {})
+        table.refresh(now)
+        refused: AbstractSet[int] = _NOBODY
+        while True:
+            decision = self._decide(table, query, now, self._random, refused)
+            if decision is None:
+                return refusal(table, now, self._scrape_seconds)
+            chosen = decision.tickets[0].id
+            grant = self._registry.acquire(
+                chosen,
+                now,
+                content_length=query.content_length,
+                lease_seconds=query.lease_seconds,
+            )
+            if grant is not None:
+                break
+            refused = {*refused, table.position_of[chosen]}
+        self._number = decision.number
+        self.decisions.append(decision)
+        if query.session is not None:
+            self._sessions.remember(query.session, chosen, now)
+        if table.strategy.picker is Picker.ROUND_ROBIN:
+            self._turns[query.model] = chosen
+        return Dispatch(decision, grant)
+
+    def preview(self, query: Query, now: float) -> Decision | Unavailable:
+        """What `dispatch` would decide, up to how ties are drawn; nothing has changed.
+
+        Its number is 0 and it is not among `decisions`.
+        """
+        table = self._tables.of(query, now)
+        if table is None:
+            return Unavailable(UnavailableKind.NO_MEMBERS, None, {})
+        table.refresh(now)
+        decision = self._decide(table, query, now, self._preview_random, _NOBODY, number=0)
+        return refusal(table, now, self._scrape_seconds) if decision is None else decision
+
+    def explain(self, decision: Decision) -> Explanation | None:
+        """The whole rationale, with the numbers as they were then; None when that is forgotten."""
+        return explain(decision)
+
+    def served(self, session: int, endpoint_id: str, now: float) -> None:
+        """The session is where it was finally served."""
+        self._sessions.remember(session, endpoint_id, now)
+
+    def failed(self, session: int, endpoint_id: str) -> None:
+        """The session is not at the endpoint that failed it."""
+        self._sessions.forget(session, endpoint_id)
+
+    def _decide(
+        self,
+        table: Table,
+        query: Query,
+        now: float,
+        random: Random,
+        refused: AbstractSet[int],
+        number: int | None = None,
+    ) -> Decision | None:
+        pool = table.candidates(refused)
+        probe = table.due_probe(pool, refused) if table.probing else None
+        bonuses: tuple[Bonus, ...] = ()
+        positions: list[int] | None = None
+        if pool is not None:
+            if query.session is not None:
+                bonuses = self._bonuses(table, pool, query.session, now)
+            is_plain = table.is_max_score and len(pool.groups) == 1 and not pool.slow
+            if is_plain and probe is None and not refused:
+                group = pool.groups[0]
+                positions = pickers.leaders(table, group, bonuses, query.max_attempts, random)
+            else:
+                ranking = Ranking(table, pool, bonuses, refused, now, random)
+                picked = probe
+                if picked is None:
+                    picked = self._picked(table, pool, ranking, bonuses, random, refused)
+                if picked is None:
+                    return None
+                positions = ranking.behind(picked, query.max_attempts - 1)
+        elif probe is not None:
+            positions = [probe]
+        else:
+            return None
+        chosen = positions[0]
+        tickets = table.tickets
+        return Decision(
+            self._number + 1 if number is None else number,
+            query.model,
+            now,
+            tuple([tickets[position] for position in positions]),
+            table.names[chosen],
+            table.infos[chosen].kind,
+            probe is not None,
+            bonuses,
+            table,
+            table.changes,
+        )
+
+    def _picked(
+        self,
+        table: Table,
+        pool: Pool,
+        ranking: Ranking,
+        bonuses: tuple[Bonus, ...],
+        random: Random,
+        refused: AbstractSet[int],
+    ) -> int | None:
+        picker = table.strategy.picker
+        usable = pool.usable
+        if picker is Picker.MAX_SCORE or refused:
+            return ranking.best()
+        if picker is Picker.ROUND_ROBIN:
+            last = self._turns.get(table.model)
+            return pickers.round_robin(usable, 0 if last is None else bisect_right(table.ids, last))
+        if picker is Picker.P2C:
+            target = bonuses[0][0] if bonuses else None
+            return pickers.p2c(usable, target, ranking.score, random)
+        temperature = table.strategy.temperature
+        if temperature <= 0:
+            return ranking.best()
+        return pickers.softmax(usable, ranking.score, ranking.highest(), temperature, random)
+
+    def _bonuses(self, table: Table, pool: Pool, session: int, now: float) -> tuple[Bonus, ...]:
+        """The session's targets and what each gets; none where there is nothing to prefer."""
+        usable = pool.usable
+        count = len(usable)
+        if count < 2 or not table.scale.weights.session:
+            return ()
+        strategy = table.strategy
+        rows = table.rows
+        rels = table.rels
+        pool_of = table.pool_of
+        mean = pool.inflight / count
+        mean_rel = pool.rel / count
+        factor = strategy.session_bound_factor
+        slack = strategy.session_bound_slack
+        last = self._sessions.last(session, now)
+        if last is not None:
+            position = table.position_of.get(last, -1)
+            row = rows[position]
+            if position >= 0 and row.is_candidate and pool_of[position] is pool:
+                limit = load_limit(mean, rels[position] / mean_rel, factor, slack)
+                return ((position, table.first_bonus),) if row.inflight <= limit else ()
+
+        def is_candidate(position: int) -> bool:
+            return rows[position].is_candidate and pool_of[position] is pool
+
+        def is_within_limit(position: int) -> bool:
+            limit = load_limit(mean, rels[position] / mean_rel, factor, slack)
+            return rows[position].inflight <= limit
+
+        walk = self._tables.ring(table).targets(session)
+        targets = scorers.session(walk, is_candidate, is_within_limit, count)
+        return tuple([(position, table.bonus(score)) for position, score in targets])

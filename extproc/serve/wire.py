@@ -1,0 +1,180 @@
+"""Envoy's messages to an external processor as values; nothing here decides anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias, assert_never
+
+from google.protobuf.message import DecodeError
+
+from extproc import headers as names
+from extproc.errors import LlmgwError
+from extproc.exchange.messages import (
+    Message,
+    Phase,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseHeaders,
+    ResponseTrailers,
+)
+from extproc.serve.pb.base_pb2 import HeaderMap, Metadata, Value
+from extproc.serve.pb.ext_proc_pb2 import ProcessingRequest
+from extproc.serve.replies import GO_ON_RESPONSE_BODY
+
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+
+# Envoy counts attempts and flags in 32 bits; anything beyond is noise.
+_MAX_NUMBER: Final = float(2**32)
+_EXACT_INTEGER: Final = float(2**53)
+
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+
+
+class Unreadable(LlmgwError):  # noqa: N818 - reads as what it is at the place it is caught
+    """Bytes that are no message of Envoy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unasked:
+    """A message that nobody asks for; `reply` lets Envoy go on, None where no reply would."""
+
+    reply: bytes | None
+
+
+def parse(raw: bytes) -> Message | Unasked:
+    """The message in `raw`, header names in lower case as Envoy sends them.
+
+    Raises:
+        Unreadable: `raw` is no message of Envoy's.
+    """
+    try:
+        request = ProcessingRequest.FromString(raw)
+    except DecodeError as error:
+        raise Unreadable("not a processing request") from error
+    kind = request.WhichOneof("request")
+    return Unasked(None) if kind is None else _READERS[kind](request)
+
+
+def phase_of(message: Message) -> Phase:
+    """The phase in which `message` is answered."""
+    match message:
+        case RequestHeaders():
+            return Phase.REQUEST_HEADERS
+        case RequestBody():
+            return Phase.REQUEST_BODY
+        case RequestTrailers():
+            return Phase.REQUEST_TRAILERS
+        case ResponseHeaders():
+            return Phase.RESPONSE_HEADERS
+        case ResponseTrailers():
+            return Phase.RESPONSE_TRAILERS
+        case _:
+            assert_never(message)
+
+
+def _headers(sent: HeaderMap) -> tuple[tuple[str, bytes], ...]:
+    """The headers in order; Envoy fills `raw_value`, and `value` where it is told to."""
+    return tuple([(header.key, header.raw_value or header.value) for header in sent.headers])
+
+
+def _body_facts(spaces: Metadata) -> dict[str, str]:
+    """What Envoy's JSON filter read out of the body, as text."""
+    space = spaces.filter_metadata.get(names.BODY_NAMESPACE)
+    return {} if space is None else {key: _text(value) for key, value in space.fields.items()}
+
+
+def _subset(spaces: Metadata) -> tuple[str, ...] | None:
+    """The endpoints that a request is limited to, None where it is not limited.
+
+    The hint is a list, or one string with commas.
+    """
+    space = spaces.filter_metadata.get(SUBSET_NAMESPACE)
+    value = None if space is None else space.fields.get(names.SUBSET)
+    if value is None:
+        return None
+    if value.WhichOneof("kind") == "list_value":
+        parts: Iterable[str] = (_text(item) for item in value.list_value.values)
+    else:
+        parts = _text(value).split(",")
+    return tuple(stripped for part in parts if (stripped := part.strip()))
+
+
+def _request_headers(request: ProcessingRequest) -> RequestHeaders:
+    """The request's headers, joined with what Envoy's filters have learned."""
+    sent = request.request_headers
+    spaces = request.metadata_context
+    return RequestHeaders(
+        _headers(sent.headers), sent.end_of_stream, _body_facts(spaces), _subset(spaces)
+    )
+
+
+def _response_headers(request: ProcessingRequest) -> ResponseHeaders:
+    """The answer's headers, joined with what the attributes say of it."""
+    sent = _headers(request.response_headers.headers)
+    status = flags = attempts = 0
+    details = cluster = ""
+    for space in request.attributes.values():
+        fields = space.fields
+        status = _count(fields.get("response.code"), status)
+        flags = _count(fields.get("response.flags"), flags)
+        attempts = _count(fields.get("upstream.request_attempt_count"), attempts)
+        if (value := fields.get("response.code_details")) is not None:
+            details = _text(value)
+        if (value := fields.get("xds.cluster_name")) is not None:
+            cluster = _text(value)
+    for name, text in sent:
+        if name == ":status" and text.isdigit() and len(text) <= 3:
+            status = int(text)
+    return ResponseHeaders(
+        status, sent, request.response_headers.end_of_stream, flags, details, cluster, attempts
+    )
+
+
+def _count(value: Value | None, otherwise: int) -> int:
+    """`value` as a number that is not negative, `otherwise` when it is none."""
+    if value is None or not 0 <= value.number_value < _MAX_NUMBER:
+        return otherwise
+    return int(value.number_value)
+
+
+def _text(value: Value) -> str:
+    """A string as it is, anything else as JSON; bytes that are not UTF-8 become U+FFFD."""
+    if value.WhichOneof("kind") == "string_value":
+        return value.string_value.decode(errors="replace")
+    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _plain(value: Value) -> Plain:
+    """`value` as what the JSON encoder takes; whole numbers without a fraction."""
+    match value.WhichOneof("kind"):
+        case "string_value":
+            return value.string_value.decode(errors="replace")
+        case "bool_value":
+            return value.bool_value
+        case "number_value":
+            real = value.number_value
+            return int(real) if abs(real) <= _EXACT_INTEGER and real.is_integer() else real
+        case "struct_value":
+            return {key: _plain(item) for key, item in value.struct_value.fields.items()}
+        case "list_value":
+            return [_plain(item) for item in value.list_value.values]
+        case _:
+            return None
+
+
+_READERS: Final[Mapping[str, Callable[[ProcessingRequest], Message | Unasked]]] = MappingProxyType(
+    {
+        "request_headers": _request_headers,
+        "request_body": lambda request: RequestBody(
+            request.request_body.body, request.request_body.end_of_stream
+        ),
+        "request_trailers": lambda _: RequestTrailers(),
+        "response_headers": _response_headers,
+        "response_body": lambda _: Unasked(GO_ON_RESPONSE_BODY),
+        "response_trailers": lambda _: ResponseTrailers(),
+    }
+)

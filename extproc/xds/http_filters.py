@@ -1,0 +1,201 @@
+"""What a request passes through between the listener and the choice of its cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from extproc import clusters, headers
+from extproc.config.values import Config, Steering
+from extproc.exchange.messages import BodyField
+from extproc.xds.access_log import attempt_log
+from extproc.xds.routes import BODY_FILTER, EXT_PROC_FILTER, restricted_clients
+from extproc.xds.tree import Json, Tree, extension, plain, seconds
+
+_HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
+
+# Where the body's model is kept for the model header: only when the body has one, whereas the
+# namespace that the service reads says in every other case what was wrong.
+_NAMED_NAMESPACE: Final = "llmgw.named"
+
+# What the exchange reads; nothing else leaves Envoy, and above all no key does.
+_READ_FROM_REQUESTS: Final = (
+    ":method",
+    ":path",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "transfer-encoding",
+    "upgrade",
+    headers.CLIENT,
+    headers.HOP,
+    headers.NO_STORE,
+    headers.REQUEST_ID,
+    headers.RESIDENCY,
+    headers.TAGS,
+)
+_READ_FROM_RESPONSES: Final = (":status", headers.RETRY_AFTER)
+
+_RESPONSE_ATTRIBUTES: Final = (
+    "response.code",
+    "response.flags",
+    "response.code_details",
+    "xds.cluster_name",
+    "upstream.request_attempt_count",
+)
+
+
+def _body_filter() -> Tree:
+    model_key = {"key": BodyField.MODEL.value}
+    namespace = {"metadata_namespace": headers.BODY_NAMESPACE}
+    rules: list[Tree] = [
+        {
+            "selectors": [model_key],
+            "on_present": {**namespace, **model_key, "type": "STRING"},
+            "on_missing": {**namespace, **model_key, "value": headers.BODY_MODEL_MISSING},
+            "on_error": {**namespace, **model_key, "value": headers.BODY_MODEL_UNREADABLE},
+        },
+        {
+            "selectors": [model_key],
+            "on_present": {"metadata_namespace": _NAMED_NAMESPACE, **model_key, "type": "STRING"},
+        },
+    ]
+    rules.extend(
+        {
+            "selectors": [{"key": field.value}],
+            "on_present": {**namespace, "key": field.value},
+        }
+        for field in BodyField
+        if field is not BodyField.MODEL
+    )
+    return {
+        **extension(
+            BODY_FILTER,
+            "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+            {
+                "request_rules": {
+                    "allow_content_types_regex": {"regex": r"application/(.*\+)?json(;.*)?"},
+                    "allow_empty_content_type": True,
+                    "rules": rules,
+                }
+            },
+        ),
+        "disabled": True,  # the one route for bodies without a model header switches it on
+    }
+
+
+def _model_header(config: Config) -> Tree:
+    """Copies the body's model into the first model header, so that a pool's route is found."""
+    model = f"%DYNAMIC_METADATA({_NAMED_NAMESPACE}:{BodyField.MODEL})%"
+    return extension(
+        "llmgw.model-header",
+        _HEADER_MUTATION,
+        {
+            "mutations": {
+                "request_mutations": [
+                    {
+                        "append": {
+                            "header": {
+                                "key": config.headers.model[0],
+                                "value": model,
+                            },
+                            "append_action": "ADD_IF_ABSENT",
+                        }
+                    }
+                ]
+            }
+        },
+    )
+
+
+def _fresh_route() -> Tree:
+    """Lets the routes see the client that a filter before has just authenticated."""
+    return extension(
+        "llmgw.fresh-route",
+        "envoy.extensions.filters.http.set_filter_state.v3.Config",
+        {
+            "on_request_headers": [
+                {
+                    "object_key": "llmgw.authenticated",
+                    "factory_key": "envoy.string",
+                    "format_string": {"text_format_source": {"inline_string": "yes"}},
+                }
+            ],
+            "clear_route_cache": True,
+        },
+    )
+
+
+def _ext_proc(config: Config, steering: Steering) -> Tree:
+    read = [*_READ_FROM_REQUESTS, *config.headers.model, *config.headers.session]
+    allowed = sorted({*read, *_READ_FROM_RESPONSES})
+    forwarded = [headers.BODY_NAMESPACE]
+    received = [headers.DECISION_NAMESPACE]
+    match steering:
+        case Steering.PRIORITY_GROUP:
+            received.append(headers.ROUTE_NAMESPACE)
+        case Steering.ENDPOINT_PICKER:
+            received.append(headers.PICKER_NAMESPACE)
+        case Steering.CLUSTER_HEADER:
+            pass
+    return extension(
+        EXT_PROC_FILTER,
+        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        {
+            "grpc_service": {
+                "envoy_grpc": {"cluster_name": clusters.EXT_PROC, "skip_envoy_headers": True},
+                "retry_policy": {
+                    "retry_on": "connect-failure,refused-stream,reset",
+                    "num_retries": 2,
+                    "retry_back_off": {"base_interval": "0.002s", "max_interval": "0.01s"},
+                },
+            },
+            "processing_mode": {
+                "request_header_mode": "SEND",
+                "response_header_mode": "SEND",
+                "request_body_mode": "NONE",
+                "response_body_mode": "NONE",
+                "request_trailer_mode": "SKIP",
+                # Keeps the stream open until the answer ends, which is what in-flight counts.
+                "response_trailer_mode": "SEND",
+            },
+            "message_timeout": seconds(config.service.message_timeout_seconds),
+            # Failing closed would cut every running stream whenever the service restarts.
+            "failure_mode_allow": True,
+            "allow_mode_override": True,
+            "response_attributes": list(_RESPONSE_ATTRIBUTES),
+            "mutation_rules": {
+                "allow_envoy": True,  # for the retry count and the header deadline
+                "disallow_expression": {"regex": "|".join(headers.CREDENTIALS)},
+            },
+            "forward_rules": {
+                "allowed_headers": {"patterns": [{"exact": name} for name in allowed]}
+            },
+            "metadata_options": {
+                "forwarding_namespaces": {"untyped": forwarded},
+                "receiving_namespaces": {"untyped": received},
+            },
+        },
+    )
+
+
+def _router(config: Config) -> Tree:
+    log = [attempt_log()] if config.service.access_log else []
+    return extension(
+        "envoy.filters.http.router",
+        "envoy.extensions.filters.http.router.v3.Router",
+        {"suppress_envoy_headers": True, **({"upstream_log": log} if log else {})},
+    )
+
+
+def http_filters(config: Config, steering: Steering) -> list[Json]:
+    """Every HTTP filter in order: the configured ones, the body's model, service, router."""
+    filters: list[Json] = [plain(item) for item in config.listener.http_filters]
+    if filters and restricted_clients(config):
+        filters.append(_fresh_route())
+    filters += [
+        _body_filter(),
+        _model_header(config),
+        _ext_proc(config, steering),
+        _router(config),
+    ]
+    return filters
