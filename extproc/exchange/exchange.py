@@ -7,6 +7,7 @@ never waits and does no I/O; it decides in the call that asks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from extproc.exchange.listing import local_answer
 from extproc.exchange.messages import (
     Action,
     Continue,
+    Headers,
     Message,
     NeedBody,
     Phase,
@@ -51,6 +53,10 @@ _PHASES: Final[Mapping[type[Message], Phase]] = MappingProxyType(
         ResponseTrailers: Phase.RESPONSE_TRAILERS,
     }
 )
+
+# What is sent on of a client's own words: Envoy takes no longer header, and no control character.
+_PLAIN_ID: Final = re.compile(rb"[ -~]{1,256}")
+_SENDABLE_TAGS: Final = re.compile(rb"[\t -~\x80-\xff]{1,8192}")
 
 
 class State(Enum):
@@ -107,12 +113,13 @@ class Exchange:
         `owes_reply` means that the last action was not written: Envoy went on without it.
         """
         flight = self._flight
-        if flight is not None and self.state is not State.OVER:
-            if owes_reply and self.state is State.ROUTED:
-                self._gateway.ledger.abandon(flight, now)
-            else:
-                self._gateway.ledger.ended(flight, now)
-        self.state = State.OVER
+        state, self.state = self.state, State.OVER
+        if flight is None or state is State.OVER:
+            return
+        if owes_reply and state is State.ROUTED:
+            self._gateway.ledger.abandon(flight, now)
+        else:
+            self._gateway.ledger.ended(flight, now)
 
     def on_request_headers(self, message: RequestHeaders, now: float) -> Action:
         """The request is routed, refused, answered here, or its body is asked for."""
@@ -169,7 +176,10 @@ class Exchange:
     def on_request_trailers(self, message: RequestTrailers, now: float) -> Action:
         """Trailers in the place of the body that was asked for: there is no body to read."""
         del message, now
-        return self._refuse(refusals.model_missing(), "")
+        model = self._facts.model
+        if model is None:
+            return self._refuse(refusals.model_missing(), "")
+        return self._refuse(refusals.body_invalid("The request has no body."), model)
 
     def on_response_headers(self, message: ResponseHeaders, now: float) -> Action:
         """The answer has begun: what the attempts before it came to is known."""
@@ -230,7 +240,9 @@ class Exchange:
         return Query(
             model=target.model,
             session=None if facts.session is None else session_hash(target.model, facts.session),
-            content_length=facts.content_length,
+            # A client may announce more than it ever sends, and one request must not look like a
+            # thousand others.
+            content_length=min(facts.content_length, limits.body_limit_bytes),
             restriction=self._restriction,
             subset=self._subset,
             strategy=rules.strategy or target.strategy,
@@ -253,9 +265,13 @@ class Exchange:
         decision = dispatch.decision
         new_body: bytes | None = None
         if body is not None and decision.upstream_name != model:
-            replaced = replace_model(
-                body, facts.content_type, decision.upstream_name, facts.content_encoding
-            )
+            try:
+                replaced = replace_model(
+                    body, facts.content_type, decision.upstream_name, facts.content_encoding
+                )
+            except BaseException:
+                gateway.ledger.withdraw(dispatch.grant, now)
+                raise
             if isinstance(replaced, Rejection):
                 gateway.ledger.withdraw(dispatch.grant, now)
                 return self._refuse(replaced, model)
@@ -266,7 +282,7 @@ class Exchange:
             decision=decision,
             grant=dispatch.grant,
             session=query.session,
-            content_length=facts.content_length,
+            content_length=query.content_length,
             path=facts.path,
             model=model,
             started=self._started,
@@ -278,7 +294,7 @@ class Exchange:
         infos = [live.info for live in lives if live is not None]
         set_headers = [
             (headers.CLUSTER, flight.clusters[0].encode()),
-            (headers.REQUEST_ID, facts.request_id or decision_id.encode()),
+            *_request_id(facts.request_id, decision_id),
             (headers.DECISION, decision_id.encode()),
             (headers.LOGGED_DECISION, decision_id.encode()),
             (headers.MAX_RETRIES, b"%d" % (len(decision.tickets) - 1)),
@@ -287,12 +303,13 @@ class Exchange:
         remove_headers: tuple[str, ...] = ()
         if new_body is not None:
             set_headers.append(("content-length", b"%d" % len(new_body)))
-        peer = infos[0].peer
-        if decision.kind is Kind.PEER and peer is not None:
+        if decision.kind is Kind.PEER:
             set_headers.append((headers.HOP, append_hop(self._hops, gateway.cluster_id)))
             model_header = facts.model_header or headers.MODEL[0]
             set_headers.append((model_header, decision.upstream_name.encode()))
-            tags = self._tags(facts) if peer.send_tags else b""
+            # A later attempt has the same headers, so one peer that gets no tags is enough.
+            is_tagged = all(info.peer is not None and info.peer.send_tags for info in infos)
+            tags = self._tags(facts) if is_tagged else b""
             if tags:
                 set_headers.append((headers.TAGS, tags))
             else:
@@ -308,8 +325,10 @@ class Exchange:
         )
 
     def _tags(self, facts: Facts) -> bytes:
-        """Who sent the request: its client's tags, then its own."""
-        return b",".join(tag for tag in (self._rules.tags.encode(), *facts.tags) if tag)
+        """Who sent the request: its client's tags, then its own unless they cannot be sent on."""
+        own = self._rules.tags.encode()
+        tags = b",".join(tag for tag in (own, *facts.tags) if tag)
+        return tags if _SENDABLE_TAGS.fullmatch(tags) else own
 
     def _refuse(self, rejection: Rejection, model: str) -> Action:
         """The client is told why its request goes nowhere."""
@@ -317,6 +336,16 @@ class Exchange:
         self._gateway.observer.refused(rejection.reason, model)
         facts = self._facts
         return refuse(rejection, method=facts.method, path=facts.path, request_id=facts.request_id)
+
+
+def _request_id(given: bytes | None, decision_id: str) -> Headers:
+    """The request id to set: ours where there is none, else the client's, several lines made one.
+
+    One that is no plain id of at most 256 characters stays on the request as it came.
+    """
+    if given is None:
+        return ((headers.REQUEST_ID, decision_id.encode()),)
+    return ((headers.REQUEST_ID, given),) if _PLAIN_ID.fullmatch(given) else ()
 
 
 def _unavailable(model: str, refused: Sequence[Unavailable]) -> Rejection:

@@ -17,9 +17,16 @@ from typing import Final
 from extproc.clusters import cluster_name
 from extproc.exchange.messages import LogEntry, RequestLog, ResponseHeaders
 from extproc.exchange.observer import Observer
-from extproc.exchange.outcome import Outcome, backpressure_seconds, classify
+from extproc.exchange.outcome import (
+    Flag,
+    Outcome,
+    backpressure_seconds,
+    classify,
+    retry_after_seconds,
+)
 from extproc.routing.breaker import Verdict
 from extproc.routing.decision import Decision
+from extproc.routing.endpoint import BreakerState, Kind
 from extproc.routing.registry import Grant, Registry, Ticket
 from extproc.routing.scheduler import Scheduler
 
@@ -43,7 +50,8 @@ class Flight:
 
     `holder` is the index, in the decision's list, of the endpoint that has the request now;
     `answered` the index of the one whose answer the client got, None before there is an answer;
-    `status` is that answer's, `is_serving` whether it is a good one.
+    `status` is that answer's, `is_serving` whether it is a good one that nothing has spoilt yet.
+    `tickets` are whom to charge: the decision's, renewed for an endpoint that the request reached.
     """
 
     __slots__ = (
@@ -63,6 +71,7 @@ class Flight:
         "session",
         "started",
         "status",
+        "tickets",
     )
 
     def __init__(
@@ -81,6 +90,7 @@ class Flight:
         self.decision = decision
         self.grant = grant
         self.permit = grant.permit
+        self.tickets = list(decision.tickets)
         self.session = session
         self.content_length = content_length
         self.path = path
@@ -99,7 +109,7 @@ class Ledger:
     """Books the outcome of every attempt once.
 
     `tick` must be called a few times a second; nothing else needs a timer. `on_ended` is told of
-    every request that is over, in the same call.
+    every request that is over, in the same call, but for those that Envoy sent on by itself.
     """
 
     def __init__(
@@ -123,7 +133,7 @@ class Ledger:
     def open(self, flight: Flight) -> None:
         """`flight` is known by its decision id until its last verdict is booked."""
         self._flights[flight.decision_id] = flight
-        self._observer.dispatched(flight.decision.chosen.id, flight.decision.model)
+        self._observer.dispatched(flight.decision.chosen.id, flight.model)
 
     def withdraw(self, grant: Grant, now: float) -> None:
         """A request that was refused after all holds nothing, not even a probe's slot."""
@@ -133,28 +143,26 @@ class Ledger:
     def abandon(self, flight: Flight, now: float) -> None:
         """The request counts nowhere: Envoy went on without our answer."""
         flight.grant.end(now)
-        self._book_ignored_probe(flight, now)
+        self._acquit(flight, 0, now)
         self._flights.pop(flight.decision_id, None)
         self._observer.failed_open()
 
     def responded(self, flight: Flight, message: ResponseHeaders, now: float) -> None:
         """The client's answer has begun; earlier attempts have failed and the count is moved.
 
-        Attempt n went to list element min(n, last); trust the attempt count and the cluster name.
+        Envoy's cluster name tells whose answer it is. Where it names none of the list, attempt n
+        went to list element min(n, last). An element that was tried again is judged by its answer.
         """
-        last = len(flight.clusters) - 1
-        attempts = message.attempts or 1
-        for attempt in range(attempts - 1):
-            index = min(attempt, last)
-            if not flight.charged >> index & 1:
-                self._due.append((now + GRACE_SECONDS, _Due.HIDDEN_FAILURE, index, flight))
-        final = min(attempts - 1, last)
-        self._move(flight, final, now)
+        final = _answering(flight, message)
+        self._reach(flight, final, now)
         flight.answered = final
         flight.status = message.status
         self._observer.answered(flight.model, now - flight.started)
         retry_after = _header(message, "retry-after")
         outcome = classify(message.status, message.flags, message.details, retry_after)
+        if message.flags & Flag.NO_HEALTHY_UPSTREAM and not message.cluster:
+            # A cluster that Envoy does not know, on any attempt but the first.
+            outcome = Outcome.QUARANTINED
         if outcome is Outcome.SUCCESS:
             flight.is_serving = True
             self._serve(flight, final, message.status, now)
@@ -171,9 +179,9 @@ class Ledger:
         flight.grant.end(now)
         if flight.answered is not None:
             self._observer.ended(flight.model, now - flight.started)
+        self._due.append((now + GRACE_SECONDS, _Due.CLOSE, flight.holder, flight))
         if self._on_ended is not None:
             self._on_ended(flight, now)
-        self._due.append((now + GRACE_SECONDS, _Due.CLOSE, flight.holder, flight))
 
     def logged(self, entry: LogEntry, now: float) -> None:
         """What Envoy's access log says of an attempt or a request is booked, once.
@@ -186,22 +194,23 @@ class Ledger:
         if flight is None:
             return
         if isinstance(entry, RequestLog):
-            outcome = classify(entry.status, entry.flags, entry.details, None)
-            index = flight.holder if flight.answered is None else flight.answered
-            if outcome is Outcome.ABORTED or (outcome is Outcome.FAILURE and flight.is_serving):
-                self._charge(flight, index, outcome, now)
+            self._request_logged(flight, entry, now)
             return
         if entry.cluster not in flight.clusters:
             return
         index = flight.clusters.index(entry.cluster)
         outcome = classify(entry.status, entry.flags, entry.details, entry.retry_after)
-        if outcome is Outcome.SUCCESS or outcome is Outcome.NOBODY:
+        if outcome is Outcome.SUCCESS:
             return
-        self._charge(
-            flight, index, outcome, now, status=entry.status, retry_after=entry.retry_after
-        )
-        if flight.answered is None and index == flight.holder and index + 1 < len(flight.clusters):
-            self._move(flight, index + 1, now)
+        if outcome is Outcome.NOBODY:
+            self._acquit(flight, index, now)
+        else:
+            self._charge(
+                flight, index, outcome, now, status=entry.status, retry_after=entry.retry_after
+            )
+        following = index + 1
+        if flight.answered is None and flight.holder < following < len(flight.clusters):
+            self._reach(flight, following, now)
 
     def tick(self, now: float) -> None:
         """Verdicts whose grace period is over are booked."""
@@ -213,37 +222,71 @@ class Ledger:
             else:
                 self._close(flight, now)
 
+    def _request_logged(self, flight: Flight, entry: RequestLog, now: float) -> None:
+        """A request that ended with a flag is an abort, a cut, or at least no success."""
+        outcome = classify(entry.status, entry.flags, entry.details, None)
+        answered = flight.answered
+        if answered is None:
+            if outcome is Outcome.ABORTED:
+                # The log alone knows how far a request came that was given up without an answer.
+                if entry.attempts:
+                    self._reach(flight, min(entry.attempts, len(flight.clusters)) - 1, now)
+                self._charge(flight, flight.holder, outcome, now)
+        elif outcome is Outcome.ABORTED or (outcome is Outcome.FAILURE and flight.is_serving):
+            self._charge(flight, answered, outcome, now)
+        elif outcome is not Outcome.SUCCESS:
+            flight.is_serving = False
+
     def _close(self, flight: Flight, now: float) -> None:
         """An answered request without a complaint was a success; nothing is left undecided.
 
         Before any answer only the caller can end a request, and no endpoint is to blame for that.
         """
+        for earlier in range(flight.holder):
+            self._charge(flight, earlier, Outcome.FAILURE, now)
         if flight.answered is None:
             self._charge(flight, flight.holder, Outcome.ABORTED, now)
         elif flight.is_serving:
             self._charge(flight, flight.answered, Outcome.SUCCESS, now)
-        self._book_ignored_probe(flight, now)
+        self._acquit(flight, 0, now)
         self._flights.pop(flight.decision_id, None)
 
-    def _book_ignored_probe(self, flight: Flight, now: float) -> None:
-        """A probe that proved nothing gives its slot back."""
-        if not flight.charged & 1:
-            self._registry.verdict(flight.decision.chosen, Verdict.IGNORED, now, flight.permit)
+    def _acquit(self, flight: Flight, index: int, now: float) -> None:
+        """List element `index` is blamed for nothing, and a probe there gives its slot back."""
+        if flight.charged >> index & 1:
+            return
+        flight.charged |= 1 << index
+        permit = None if index else flight.permit
+        self._registry.verdict(flight.tickets[index], Verdict.IGNORED, now, permit)
+
+    def _reach(self, flight: Flight, index: int, now: float) -> None:
+        """List element `index` has the request, so those before it have failed."""
+        for earlier in range(index):
+            if not flight.charged >> earlier & 1:
+                self._due.append((now + GRACE_SECONDS, _Due.HIDDEN_FAILURE, earlier, flight))
+        self._move(flight, index, now)
 
     def _move(self, flight: Flight, index: int, now: float) -> None:
         """The in-flight count is on list element `index`, unless the request is over."""
-        if index == flight.holder or flight.is_ended:
+        if index == flight.holder:
+            return
+        is_further = index > flight.holder
+        flight.holder = index
+        if flight.is_ended:
             return
         flight.grant.end(now)
-        ticket = flight.decision.tickets[index]
+        ticket = flight.tickets[index]
         grant = self._registry.follow(ticket.id, now, content_length=flight.content_length)
-        flight.holder = index
-        if grant is not None:
-            flight.grant = grant
+        if grant is None:
+            return
+        flight.grant = grant
+        if is_further:
+            # Its breaker may have turned since the decision, and the attempt begins about now.
+            flight.tickets[index] = grant.ticket
 
     def _serve(self, flight: Flight, index: int, status: int, now: float) -> None:
         """The session belongs to whoever answered it."""
-        ticket = flight.decision.tickets[index]
+        ticket = flight.tickets[index]
         if 200 <= status < 300:
             self._registry.answered(ticket, flight.path, flight.decision.model, now)
         if flight.session is not None and index:
@@ -263,7 +306,9 @@ class Ledger:
         if flight.charged >> index & 1:
             return
         flight.charged |= 1 << index
-        ticket = flight.decision.tickets[index]
+        if outcome is Outcome.LOOP and flight.decision.kind is not Kind.PEER:
+            outcome = Outcome.FAILURE  # another gateway alone can know that a request loops
+        ticket = flight.tickets[index]
         registry = self._registry
         self._observer.attempt(ticket.id, outcome)
         if outcome is Outcome.BACKPRESSURE:
@@ -280,12 +325,24 @@ class Ledger:
             self._failed(flight, ticket, retry_after, now)
 
     def _failed(self, flight: Flight, ticket: Ticket, retry_after: str | None, now: float) -> None:
-        """The session forgets the endpoint; its own retry-after is the least of a cooldown."""
+        """The session forgets the endpoint; its own retry-after is the least of a cooldown.
+
+        A cooldown that runs is extended, none is begun: a late failure must not undo a half-open
+        breaker's probe.
+        """
         if flight.session is not None:
             self._scheduler.failed(flight.session, ticket.id)
+        seconds = retry_after_seconds(retry_after)
         live = self._registry.live(ticket.id)
-        if retry_after is not None and live is not None and live.breaker.open_until is not None:
-            self._registry.hold(ticket, now + backpressure_seconds(retry_after), now)
+        if seconds and live is not None and live.breaker.state(now) is BreakerState.OPEN:
+            self._registry.hold(ticket, now + seconds, now)
+
+
+def _answering(flight: Flight, message: ResponseHeaders) -> int:
+    """The list element whose answer `message` is."""
+    if message.cluster in flight.clusters:
+        return flight.clusters.index(message.cluster)
+    return min(max(message.attempts, 1), len(flight.clusters)) - 1
 
 
 def _header(message: ResponseHeaders, name: str) -> str | None:

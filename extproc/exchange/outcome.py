@@ -54,7 +54,6 @@ DEFAULT_BACKPRESSURE_SECONDS: Final = 2.0
 _GONE_CLIENT: Final = int(
     Flag.DOWNSTREAM_TERMINATION | Flag.DOWNSTREAM_RESET | Flag.DOWNSTREAM_PROTOCOL_ERROR
 )
-_UNROUTABLE: Final = int(Flag.NO_CLUSTER | Flag.UPSTREAM_OVERFLOW)
 _BROKEN_ENDPOINT: Final = int(
     Flag.NO_HEALTHY_UPSTREAM
     | Flag.UPSTREAM_TIMEOUT
@@ -64,8 +63,8 @@ _BROKEN_ENDPOINT: Final = int(
     | Flag.UPSTREAM_PROTOCOL_ERROR
     | Flag.DNS_FAILURE
 )
-# The retry limit says that Envoy stopped, not why the last attempt failed.
-_NO_BLAME: Final = int(Flag.RETRY_LIMIT_EXCEEDED)
+# They say that Envoy stopped, not why the last attempt failed: no retry was left, or no room for it.
+_NO_BLAME: Final = int(Flag.RETRY_LIMIT_EXCEEDED | Flag.UPSTREAM_OVERFLOW)
 
 _FROM_ENDPOINT: Final = "via_upstream"
 _MISCONFIGURED: Final = frozenset({401, 403, 404, 405})
@@ -76,14 +75,17 @@ def classify(status: int, flags: int, details: str, retry_after: str | None) -> 
 
     `flags` is Envoy's bit mask and `details` its response code details: `via_upstream` marks the
     endpoint's own answer. A flag outranks the status, because a stream that was cut after its
-    headers keeps the status of those headers.
+    headers keeps the status of those headers. An idle stream is the endpoint's failure where Envoy
+    answered 504: the whole request was there and no answer began.
     """
     if flags & _GONE_CLIENT:
         return Outcome.ABORTED
-    if flags & _UNROUTABLE:
+    if flags & Flag.NO_CLUSTER:
         return Outcome.QUARANTINED
-    if flags & _BROKEN_ENDPOINT:
+    if flags & _BROKEN_ENDPOINT or (flags & Flag.STREAM_IDLE_TIMEOUT and status == 504):
         return Outcome.FAILURE
+    if flags & Flag.UPSTREAM_OVERFLOW and details != _FROM_ENDPOINT:
+        return Outcome.QUARANTINED
     if flags & ~_NO_BLAME or (details and details != _FROM_ENDPOINT):
         return Outcome.NOBODY
     return _answered(status, retry_after)
@@ -102,13 +104,18 @@ def _answered(status: int, retry_after: str | None) -> Outcome:
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.FAILURE
 
 
+def retry_after_seconds(text: str | None) -> float | None:
+    """The time that a `retry-after` value gives; None for no value, a date, a negative one, junk."""
+    stripped = "" if text is None else text.strip()
+    if len(stripped) <= 9 and stripped.isascii() and stripped.replace(".", "", 1).isdigit():
+        return float(stripped)
+    return None
+
+
 def backpressure_seconds(retry_after: str | None) -> float:
     """How long an endpoint asked to be left alone; 0 means not at all.
 
-    Only a count of seconds is understood; a date, a negative number or junk gives
-    `DEFAULT_BACKPRESSURE_SECONDS`.
+    What is no count of seconds gives `DEFAULT_BACKPRESSURE_SECONDS`.
     """
-    text = "" if retry_after is None else retry_after.strip()
-    if len(text) <= 9 and text.isascii() and text.replace(".", "", 1).isdigit():
-        return float(text)
-    return DEFAULT_BACKPRESSURE_SECONDS
+    seconds = retry_after_seconds(retry_after)
+    return DEFAULT_BACKPRESSURE_SECONDS if seconds is None else seconds

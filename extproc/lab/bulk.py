@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from extproc.lab.page import Page
 from extproc.lab.tally import LENGTH_BOUNDS, REQUEST_BOUNDS, TOKEN_BOUNDS, Histogram
 
-_COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "estimated_flops_per_gpu": ("", ("",)),
-    "estimated_read_bytes_per_gpu": ("", ("",)),
-    "estimated_write_bytes_per_gpu": ("", ("",)),
-    "external_prefix_cache_queries": ("", ("",)),
-    "external_prefix_cache_hits": ("", ("",)),
-    "mm_cache_queries": ("", ("",)),
-    "mm_cache_hits": ("", ("",)),
-    "prompt_tokens_by_source": (
-        "source",
-        ("local_compute", "local_cache_hit", "external_kv_transfer"),
-    ),
-    "prompt_tokens_cached": ("", ("",)),
-    "prompt_tokens_cached_by_source": (
-        "source",
-        ("device", "host", "p2p", "disk", "external_unspecified"),
-    ),
-    "admission_rejections": ("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),
-}
-_HISTOGRAMS: Final[Mapping[str, tuple[float, ...]]] = {
-    "iteration_tokens_total": tuple(float(2**n) for n in (0, *range(3, 15))),
-    "request_max_num_generation_tokens": LENGTH_BOUNDS,
-    "request_params_n": LENGTH_BOUNDS[:5],
-    "request_params_max_tokens": LENGTH_BOUNDS,
-    "request_time_per_output_token_seconds": TOKEN_BOUNDS,
-    "request_inference_time_seconds": REQUEST_BOUNDS,
-    "request_prefill_time_seconds": REQUEST_BOUNDS,
-    "request_decode_time_seconds": REQUEST_BOUNDS,
-    "request_num_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
-    "request_prefill_kv_computed_tokens": LENGTH_BOUNDS,
-}
-_PROCESS: Final[Mapping[str, float]] = {
-    "process_virtual_memory_bytes": 2.2e9,
-    "process_resident_memory_bytes": 6.5e8,
-    "process_start_time_seconds": 1.75e9,
-    "process_open_fds": 34.0,
-    "process_max_fds": 20000.0,
-}
+_COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
+    {
+        "estimated_flops_per_gpu": ("", ("",)),
+        "estimated_read_bytes_per_gpu": ("", ("",)),
+        "estimated_write_bytes_per_gpu": ("", ("",)),
+        "external_prefix_cache_queries": ("", ("",)),
+        "external_prefix_cache_hits": ("", ("",)),
+        "mm_cache_queries": ("", ("",)),
+        "mm_cache_hits": ("", ("",)),
+        "prompt_tokens_by_source": (
+            "source",
+            ("local_compute", "local_cache_hit", "external_kv_transfer"),
+        ),
+        "prompt_tokens_cached": ("", ("",)),
+        "prompt_tokens_cached_by_source": (
+            "source",
+            ("device", "host", "p2p", "disk", "external_unspecified"),
+        ),
+        "admission_rejections": ("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),
+    }
+)
+_HISTOGRAMS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
+    {
+        "iteration_tokens_total": tuple(float(2**n) for n in (0, *range(3, 15))),
+        "request_max_num_generation_tokens": LENGTH_BOUNDS,
+        "request_params_n": LENGTH_BOUNDS[:5],
+        "request_params_max_tokens": LENGTH_BOUNDS,
+        "request_time_per_output_token_seconds": TOKEN_BOUNDS,
+        "request_inference_time_seconds": REQUEST_BOUNDS,
+        "request_prefill_time_seconds": REQUEST_BOUNDS,
+        "request_decode_time_seconds": REQUEST_BOUNDS,
+        "request_num_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
+        "request_prefill_kv_computed_tokens": LENGTH_BOUNDS,
+    }
+)
+_PROCESS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "process_virtual_memory_bytes": 2.2e9,
+        "process_resident_memory_bytes": 6.5e8,
+        "process_start_time_seconds": 1.75e9,
+        "process_open_fds": 34.0,
+        "process_max_fds": 20000.0,
+    }
+)
 _HANDLERS: Final = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/responses"),
     *("/health", "/tokenize", "/detokenize"),

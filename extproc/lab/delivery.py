@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NoReturn
 
 from aiohttp import web
@@ -15,7 +16,7 @@ from extproc.lab.voice import error_body, json_bytes
 from extproc.lab.wire import Answer, RawAnswer, Reply, head, reset
 
 SERVED_BY: Final = "x-served-by"
-JSON: Final[Mapping[str, str]] = {"content-type": "application/json"}
+JSON: Final[Mapping[str, str]] = MappingProxyType({"content-type": "application/json"})
 MIDWAY: Final = frozenset({FaultKind.CUT, FaultKind.STALL, FaultKind.ERROR_EVENT})
 
 _BODILESS: Final = frozenset({204, 205, 304})

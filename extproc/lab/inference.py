@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
 from aiohttp import web
 
@@ -19,7 +20,9 @@ from extproc.lab.voice import Speech, Subject, Voice
 from extproc.lab.voices_events import MessageVoice, ResponseVoice
 from extproc.lab.voices_openai import ChatVoice, CompletionVoice, embeddings_body
 
-_BROKEN = "the engine failed"
+_BROKEN: Final = "the engine failed"
+# A client that reads slowly lets tokens pile up; they are not all made into one text.
+_MOST_AT_ONCE: Final = 64
 
 
 async def infer(desk: Desk, delivery: Delivery, api: Api, body: bytes) -> web.StreamResponse:
@@ -114,7 +117,9 @@ async def _stream(desk: Desk, delivery: Delivery, ask: Ask, run: Run) -> web.Str
             voice = _voice(desk, delivery, ask, run)
             opening = voice.opening()
         first = received.tokens_sent
-        count = fresh if strike_after is None else min(fresh, strike_after - first)
+        count = min(fresh, _MOST_AT_ONCE)
+        if strike_after is not None:
+            count = min(count, strike_after - first)
         # Before they are on the wire: whoever reads them may look at the count at once.
         received.tokens_sent += count
         fresh -= count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from extproc.lab.desk import Desk
 from extproc.lab.faults import Fault, FaultKind
 from extproc.lab.records import Outcome
 
-_TEXT: Final = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+_TEXT: Final = MappingProxyType({"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 _NAME: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?)(?=[a-zA-Z_:])", re.MULTILINE)
 _LOGIN: Final = b"<!doctype html><html><body><form>Sign in <input name=user></form></body></html>"
 

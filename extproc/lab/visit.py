@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from aiohttp import WSMsgType, web
@@ -24,12 +25,14 @@ PROBES: Final = frozenset(
 )
 
 _POST: Final = frozenset({"POST"})
-_METHODS: Final[Mapping[str, frozenset[str]]] = {
-    **{api.value: _POST for api in Api},
-    "/v1/models": frozenset({"GET", "HEAD"}),
-    "/v1/load_lora_adapter": _POST,
-    "/v1/unload_lora_adapter": _POST,
-}
+_METHODS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        **{api.value: _POST for api in Api},
+        "/v1/models": frozenset({"GET", "HEAD"}),
+        "/v1/load_lora_adapter": _POST,
+        "/v1/unload_lora_adapter": _POST,
+    }
+)
 KNOWN_PATHS: Final = frozenset({*_METHODS, *PROBES, "/v1/realtime"})
 
 

@@ -6,20 +6,19 @@ A pick is always a candidate. Ties are drawn with the passed Random, and only ti
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from math import exp
 from random import Random
 from typing import Final
 
-from extproc.routing.pool import POSITION_BITS, POSITION_MASK, SCORE_SCALE, Group, Pool
+from extproc.routing.affinity import Bonus
+from extproc.routing.pool import POSITION_BITS, POSITION_MASK, Group, Pool
+from extproc.routing.scorers import SCORE_SCALE
 from extproc.routing.table import Table
 
 ANY_CLASS: Final = -1
 _REJECTIONS: Final = 64
-
-Bonus = tuple[int, int]
-"""A position and what its session term adds, in units of 2⁻³⁰."""
 
 
 def leaders(
@@ -27,54 +26,82 @@ def leaders(
 ) -> list[int]:
     """The `count` best by score where all candidates stand in one group, ties drawn one by one.
 
-    It is what a `Ranking` finds, in fewer steps: the keys are walked down run by run, a run being
-    the candidates of equal score, with the session's targets put in where their bonus takes them.
+    It is what a `Ranking` finds, in fewer steps: the keys are walked down, with the session's
+    targets put in where their bonus takes them.
     """
     keys = group.keys
-    targets = {position: table.keys[position] for position, _ in bonuses}
-    levels = [((targets[position] >> POSITION_BITS) + bonus, position) for position, bonus in bonuses]
+    levels = [((table.keys[place] >> POSITION_BITS) + bonus, place) for place, bonus in bonuses]
+    levels.sort(reverse=True)
+    first = bonuses[0][0] if bonuses else -1
+    second = bonuses[1][0] if len(bonuses) > 1 else -1
     found: list[int] = []
     end = len(keys)
-    while len(found) < count:
-        best = max(levels)[0] if levels else -1
-        begin = end
-        if end:
-            key = keys[end - 1]
-            score = key >> POSITION_BITS
-            if score >= best:
-                begin = end - 1
-                if score > best and (not begin or keys[begin - 1] >> POSITION_BITS != score):
-                    # One that nobody equals, as most are.
-                    if (position := key & POSITION_MASK) not in targets:
-                        found.append(position)
-                    end = begin
-                    continue
-                begin = bisect_left(keys, score << POSITION_BITS, 0, end)
-                best = score if score > best else best
-        elif not levels:
-            break
-        tied = sorted(position for level, position in levels if level == best)
-        levels = [level for level in levels if level[0] != best]
-        holes = sorted(
-            place
-            for key in targets.values()
-            if (place := bisect_left(keys, key, begin, end)) < end and keys[place] == key
-        )
-        left = end - begin - len(holes)
-        while len(found) < count and left + len(tied):
-            number = int(random.random() * (left + len(tied))) if left + len(tied) > 1 else 0
-            if number >= left:
-                found.append(tied.pop(number - left))
+    while len(found) < count and (end or levels):
+        best = levels[0][0] if levels else -1
+        score = keys[end - 1] >> POSITION_BITS if end else -1
+        if score > best:
+            if end == 1 or keys[end - 2] >> POSITION_BITS != score:
+                end -= 1
+                position = keys[end] & POSITION_MASK
+                if position != first and position != second:  # noqa: PLR1714 - a set takes longer
+                    found.append(position)
                 continue
-            place = begin + number
-            for hole in holes:
-                if place >= hole:
-                    place += 1
-            insort(holes, place)
-            found.append(keys[place] & POSITION_MASK)
-            left -= 1
+        elif score < best and (len(levels) == 1 or levels[1][0] != best):
+            found.append(levels.pop(0)[1])
+            continue
+        begin = end
+        if score >= best:
+            best = score
+            begin = bisect_left(keys, score << POSITION_BITS, 0, end)
+        tied = sorted(position for level, position in levels if level == best)
+        del levels[: len(tied)]
+        holes = _places([table.keys[position] for position, _ in bonuses], keys, begin, end)
+        _draw(found, count, keys, (begin, end), holes, tied, random)
         end = begin
     return found
+
+
+def _places(wanted: Iterable[int], keys: list[int], begin: int, end: int) -> list[int]:
+    """Where the wanted keys stand between `begin` and `end`, sorted; those elsewhere left out."""
+    places = []
+    for key in wanted:
+        place = bisect_left(keys, key, begin, end)
+        if place < end and keys[place] == key:
+            places.append(place)
+    places.sort()
+    return places
+
+
+def _draw(
+    found: list[int],
+    count: int,
+    keys: list[int],
+    run: tuple[int, int],
+    holes: list[int],
+    tied: list[int],
+    random: Random,
+) -> None:
+    """Positions of the run's keys but the holes, and of `tied`, are found until it is `count`."""
+    begin, end = run
+    left = end - begin - len(holes)
+    while len(found) < count and left + len(tied):
+        total = left + len(tied)
+        number = int(random.random() * total) if total > 1 else 0
+        if number >= left:
+            found.append(tied.pop(number - left))
+            continue
+        place = _passed(begin + number, holes)
+        insort(holes, place)
+        found.append(keys[place] & POSITION_MASK)
+        left -= 1
+
+
+def _passed(place: int, holes: list[int]) -> int:
+    """The place counted on past the holes before and at it."""
+    for hole in holes:
+        if place >= hole:
+            place += 1
+    return place
 
 
 class Ranking:
@@ -184,23 +211,15 @@ class Ranking:
         total = len(equals)
         for keys, last in runs:
             first = bisect_left(keys, keys[last] >> POSITION_BITS << POSITION_BITS, 0, last + 1)
-            holes = sorted(
-                place
-                for position in hidden
-                if (place := bisect_left(keys, table_keys[position], first, last + 1)) <= last
-                and keys[place] & POSITION_MASK == position
-            )
+            wanted = [table_keys[position] for position in hidden]
+            holes = _places(wanted, keys, first, last + 1)
             total += last + 1 - first - len(holes)
             stretches.append((keys, first, holes))
         number = int(self._random.random() * total) if total > 1 else 0
         for (keys, first, holes), (_, last) in zip(stretches, runs, strict=True):
             count = last + 1 - first - len(holes)
             if number < count:
-                place = first + number
-                for hole in holes:
-                    if place >= hole:
-                        place += 1
-                return keys[place] & POSITION_MASK
+                return keys[_passed(first + number, holes)] & POSITION_MASK
             number -= count
         return equals[number]
 

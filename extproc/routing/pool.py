@@ -12,12 +12,11 @@ from typing import Final
 
 from extproc.routing import scorers
 from extproc.routing.rows import KV, LOAD, QUEUE, STALE, Row, Scores
-from extproc.routing.scorers import SCORE_BITS, on_grid
+from extproc.routing.scorers import SCORE_SCALE, on_grid
 from extproc.routing.strategy import Weights
 
 POSITION_BITS: Final = 20
 POSITION_MASK: Final = (1 << POSITION_BITS) - 1
-SCORE_SCALE: Final = float(1 << SCORE_BITS)
 
 
 def key_of(total: float, position: int) -> int:

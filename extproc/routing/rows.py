@@ -13,7 +13,7 @@ import msgspec
 from extproc.routing import scorers
 from extproc.routing.endpoint import Stats
 from extproc.routing.filters import Filter
-from extproc.routing.scorers import on_grid
+from extproc.routing.scorers import SCORE_SCALE, on_grid
 from extproc.routing.strategy import Strategy
 
 # What a candidate lacks, as bits of its signature.
@@ -113,6 +113,10 @@ class Scale:
     def constant(self, rel: float) -> float:
         """The weighted score that never changes: the weight scorer's."""
         return on_grid(self.weights.weight * scorers.weight(rel))
+
+    def session_units(self, score: float) -> int:
+        """What a session's target with this score gets, in units of 2⁻³⁰."""
+        return int(on_grid(self.weights.session * score) * SCORE_SCALE)
 
     def slow_inflight(self, row: Row, rel: float, mean: float, now: float, ramp: float) -> float:
         """The weighted in-flight score of a candidate that starts slowly, on the grid.

@@ -12,7 +12,8 @@ from collections.abc import Set as AbstractSet
 from random import Random
 from typing import Final
 
-from extproc.routing import pickers, scorers
+from extproc.routing import affinity, pickers
+from extproc.routing.affinity import Bonus
 from extproc.routing.decision import (
     Decision,
     Dispatch,
@@ -22,11 +23,10 @@ from extproc.routing.decision import (
     explain,
 )
 from extproc.routing.filters import UnavailableKind
-from extproc.routing.pickers import Bonus, Ranking
+from extproc.routing.pickers import Ranking
 from extproc.routing.pool import Pool
 from extproc.routing.refusal import refusal
 from extproc.routing.registry import Registry
-from extproc.routing.ring import load_limit
 from extproc.routing.sessions import Sessions
 from extproc.routing.strategy import Picker, Strategy
 from extproc.routing.table import Table
@@ -139,11 +139,12 @@ class Scheduler:
         positions: list[int] | None = None
         if pool is not None:
             if query.session is not None:
-                bonuses = self._bonuses(table, pool, query.session, now)
+                last = self._sessions.last(query.session, now)
+                bonuses = affinity.bonuses(table, pool, query.session, last, self._tables.ring)
             is_plain = table.is_max_score and len(pool.groups) == 1 and not pool.slow
             if is_plain and probe is None and not refused:
                 group = pool.groups[0]
-                positions = pickers.leaders(table, group, bonuses, query.max_attempts, random)
+                positions = pickers.leaders(table, group, bonuses, max(1, query.max_attempts), random)
             else:
                 ranking = Ranking(table, pool, bonuses, refused, now, random)
                 picked = probe
@@ -194,36 +195,3 @@ class Scheduler:
         if temperature <= 0:
             return ranking.best()
         return pickers.softmax(usable, ranking.score, ranking.highest(), temperature, random)
-
-    def _bonuses(self, table: Table, pool: Pool, session: int, now: float) -> tuple[Bonus, ...]:
-        """The session's targets and what each gets; none where there is nothing to prefer."""
-        usable = pool.usable
-        count = len(usable)
-        if count < 2 or not table.scale.weights.session:
-            return ()
-        strategy = table.strategy
-        rows = table.rows
-        rels = table.rels
-        pool_of = table.pool_of
-        mean = pool.inflight / count
-        mean_rel = pool.rel / count
-        factor = strategy.session_bound_factor
-        slack = strategy.session_bound_slack
-        last = self._sessions.last(session, now)
-        if last is not None:
-            position = table.position_of.get(last, -1)
-            row = rows[position]
-            if position >= 0 and row.is_candidate and pool_of[position] is pool:
-                limit = load_limit(mean, rels[position] / mean_rel, factor, slack)
-                return ((position, table.first_bonus),) if row.inflight <= limit else ()
-
-        def is_candidate(position: int) -> bool:
-            return rows[position].is_candidate and pool_of[position] is pool
-
-        def is_within_limit(position: int) -> bool:
-            limit = load_limit(mean, rels[position] / mean_rel, factor, slack)
-            return rows[position].inflight <= limit
-
-        walk = self._tables.ring(table).targets(session)
-        targets = scorers.session(walk, is_candidate, is_within_limit, count)
-        return tuple([(position, table.bonus(score)) for position, score in targets])

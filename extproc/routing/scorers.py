@@ -7,15 +7,16 @@ the table's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Final
 
 from extproc.routing.strategy import Weights
 
 SCORE_BITS: Final = 30
 """Scores are multiples of 2⁻³⁰, so that sums of them are exact in any order, and ties are ties."""
+SCORE_SCALE: Final = float(1 << SCORE_BITS)
 
 TOKENS_PER_REQUEST: Final = 4000.0
+FIRST_TARGET: Final = 1.0
 SECOND_TARGET: Final = 0.7
 UNKNOWN: Final = 0.5
 STALE_PENALTY: Final = 0.01
@@ -119,33 +120,3 @@ def lacking(mean: float, weight: float, *, is_stale: bool) -> float:
     Scored down so that a fresh equal wins, and by no more: a factor would be a drain.
     """
     return max(0.0, mean - on_grid(weight * STALE_PENALTY)) if is_stale else mean
-
-
-def session(
-    walk: Iterable[int],
-    is_candidate: Callable[[int], bool],
-    is_within_limit: Callable[[int], bool],
-    candidates: int,
-) -> tuple[tuple[int, float], ...]:
-    """1 for the ring's first target, 0.7 for its second, as (position, score), the first first.
-
-    A target is a candidate within its load limit; with none within it, the first candidate of
-    `walk` is the only target. `candidates` is how many there are: the walk ends after the last.
-    """
-    found: list[int] = []
-    first = -1
-    for position in walk:
-        if not is_candidate(position):
-            continue
-        if first < 0:
-            first = position
-        if is_within_limit(position):
-            found.append(position)
-            if len(found) == 2:
-                break
-        candidates -= 1
-        if not candidates:
-            break
-    if not found:
-        return ((first, 1.0),) if first >= 0 else ()
-    return tuple(zip(found, (1.0, SECOND_TARGET), strict=False))

@@ -10,6 +10,7 @@ thousand times equals one from a rebuild bit for bit.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -22,9 +23,9 @@ from extproc.routing import scorers
 from extproc.routing.endpoint import Kind, Stats
 from extproc.routing.filters import Filter, UnavailableKind, next_change, state
 from extproc.routing.live import Live, Ticket
-from extproc.routing.pool import POSITION_BITS, SCORE_SCALE, Group, Pool, key_of
+from extproc.routing.pool import POSITION_BITS, Group, Pool, key_of
 from extproc.routing.rows import LOAD, Row, Scale, Scores
-from extproc.routing.scorers import SHIFT, TOKENS_PER_REQUEST, on_grid
+from extproc.routing.scorers import SCORE_SCALE, SHIFT, TOKENS_PER_REQUEST, on_grid
 from extproc.routing.strategy import Picker, Strategy
 
 _FEW_CHANGES: Final = 64
@@ -76,7 +77,8 @@ class Table:
         self.model = model
         self.strategy = strategy
         self.scale = Scale(strategy)
-        self.first_bonus = self.bonus(1.0)
+        self.first_bonus = self.scale.session_units(scorers.FIRST_TARGET)
+        self.second_bonus = self.scale.session_units(scorers.SECOND_TARGET)
         self.is_max_score = strategy.picker is Picker.MAX_SCORE
         self.lives = tuple(lives)
         self.infos = tuple(live.info for live in lives)
@@ -106,7 +108,7 @@ class Table:
         self.refused: tuple[int, Refusal] | None = None
         count = len(self.lives)
         self.groups: list[Group | None] = [None] * count
-        self.keys = [0] * count
+        self.keys = list(range(count))
         self._settings = settings
         self._constants = tuple(map(self.scale.constant, self.rels))
         # What a candidate's group and key were made of.
@@ -185,10 +187,6 @@ class Table:
             if position not in refused and self.infos[position].priority >= lowest
         ]
         return min(due)[1] if due else None
-
-    def bonus(self, score: float) -> int:
-        """What a session's target with this score gets, in units of 2⁻³⁰."""
-        return int(on_grid(self.scale.weights.session * score) * SCORE_SCALE)
 
     def slow_inflight(self, row: Row, pool: Pool, now: float) -> float:
         """The weighted in-flight score of a candidate that starts slowly, on the grid."""
@@ -319,7 +317,9 @@ class Table:
         old_key = self.keys[position]
         if key != old_key:
             self.keys[position] = key
-            group.move(old_key, key)
+            keys = group.keys
+            del keys[bisect_left(keys, old_key)]
+            insort(keys, key)
         rows = self.rows
         old = rows[position]
         pool = self.pool_of[position]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from extproc.config.values import ClientPolicy, Config
+from extproc.config.values import ClientPolicy, Config, Steering
 from extproc.exchange.exchange import Exchange
 from extproc.exchange.facts import Names
 from extproc.exchange.gateway import ClientRules, Gateway, Limits
@@ -77,7 +77,8 @@ def assemble(
         limits=Limits(
             body_limit_bytes=config.listener.body_limit_bytes,
             header_deadline_seconds=config.listener.header_deadline_seconds,
-            max_attempts=config.max_attempts,
+            # The cluster header names one cluster: a retry would go to the same endpoint again.
+            max_attempts=1 if config.steering is Steering.CLUSTER_HEADER else config.max_attempts,
             max_hops=config.federation.max_hops,
         ),
         names=Names(model=config.headers.model, session=config.headers.session),
@@ -90,15 +91,20 @@ def assemble(
 
 
 def _listed(config: Config, catalog: Catalog) -> list[Listed]:
-    """What the model list offers; a model that only peers serve is theirs."""
+    """What the model list offers; what peers alone serve is theirs, a split of such models too."""
     own = {
         model for info in config.endpoints if info.kind is not Kind.PEER for model in info.models
     }
     served = {model for info in config.endpoints for model in info.models}
-    return [
-        Listed(name, is_own=(catalog.canonical(name) or name) in own or name not in served)
-        for name in catalog.listed()
-    ]
+
+    def is_own(name: str) -> bool:
+        entry = catalog.entry(name)
+        if entry is not None and entry.split:
+            return any(is_own(member) for member, _ in entry.split)
+        model = name if entry is None else entry.name
+        return model in own or model not in served
+
+    return [Listed(name, is_own=is_own(name)) for name in catalog.listed()]
 
 
 def _client_rules(clients: Mapping[str, ClientPolicy]) -> dict[str, ClientRules]:

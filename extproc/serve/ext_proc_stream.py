@@ -28,7 +28,11 @@ class ExchangeLike(Protocol):
         ...
 
     def end(self, now: float, *, owes_reply: bool) -> None:
-        """The stream is over; with `owes_reply`, Envoy went on without our last reply."""
+        """The stream is over.
+
+        With `owes_reply`, the request went on without the last reply, which was one that would
+        have kept the stream open.
+        """
         ...
 
 
@@ -101,8 +105,10 @@ class ExtProcStream:
                 raise StreamBroken("a message without an answer")
             return (parsed.reply,)
         began = tools.clock()
-        self._is_owing = True
         phase = phase_of(parsed)
+        # Envoy resets a stream as soon as it has the reply that ends it, before the write returns.
+        # So only a reply with which the stream goes on can be seen to be missing.
+        self._is_owing = phase not in _ANSWERED_PHASES
         reply = self._answer(parsed, phase, began)
         tools.observer.message(phase, tools.clock() - began)
         return (reply,)
@@ -132,6 +138,8 @@ class ExtProcStream:
             raise StreamBroken("internal error") from error
         if action is None:
             return go_on(phase)
+        if isinstance(action, Immediate):
+            self._is_owing = False
         try:
             return self._tools.renderer.render(action, phase)
         except InvalidAction as error:
@@ -144,6 +152,7 @@ class ExtProcStream:
         tools.lines.error("action", "a reply was not sent", problem=str(refused), phase=phase)
         if phase in _ANSWERED_PHASES:
             return go_on(phase)
+        self._is_owing = False
         return tools.renderer.render(tools.internal_error, phase)
 
     def _report(self, error: Exception) -> None:

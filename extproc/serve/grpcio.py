@@ -7,7 +7,8 @@ because an asynchronous generator may be finished by the garbage collector, long
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,9 @@ _MESSAGE_MARGIN_BYTES: Final = 1024 * 1024
 # the reset comes costs time, and leaks the memory of the operation; so the reset is waited for.
 _LINGER_SECONDS: Final = 0.05
 
+# How much longer than the grace the library may take to end what this module could not.
+_ESCAPE_SECONDS: Final = 1.0
+
 # A burst of streams may wait for the event loop; one that waits longer than Envoy's message timeout
 # is gone by then.
 _MAX_PENDING_STREAMS: Final = 10_000
@@ -67,8 +71,12 @@ class GrpcTransport:
         self._settings = settings
         self._server: grpc.aio.Server | None = None
         self._address = parse_address(settings.address)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0
         self._idle = asyncio.Event()
+        self._idle.set()
+        self._shutdown: asyncio.Future[None] | None = None
+        self._cut = asyncio.Event()
 
     @property
     def address(self) -> Address:
@@ -100,15 +108,17 @@ class GrpcTransport:
         server = self._server
         if server is None:
             return
-        stopping = asyncio.ensure_future(server.stop(grace_seconds))
-        idle = asyncio.ensure_future(self._until_idle())
-        try:
-            await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
-            if not stopping.done():
-                await server.stop(0)
-            await stopping
-        finally:
-            idle.cancel()
+        # Stopping the library's server twice at a time is a crash, so it is told once, and what is
+        # left after the grace is ended here; its own grace is only for streams that escape that.
+        if self._shutdown is None:
+            self._shutdown = asyncio.ensure_future(server.stop(grace_seconds + _ESCAPE_SECONDS))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self._idle.wait()
+        self._cut.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.shield(self._shutdown)
         if isinstance(self._address, UnixAddress):
             self._address.path.unlink(missing_ok=True)
 
@@ -117,7 +127,7 @@ class GrpcTransport:
         self._running += 1
         self._idle.clear()
         try:
-            await _carry(self._service.ext_proc, context)
+            await self._until_cut(_carry(self._service.ext_proc, context), context)
         finally:
             self._running -= 1
             if not self._running:
@@ -125,7 +135,7 @@ class GrpcTransport:
 
     async def access_log(self, _requests: AsyncIterator[bytes], context: _Context) -> None:
         """One access-log stream; its single reply, which is empty, comes after its last message."""
-        await _carry(self._service.access_log, context, farewell=b"")
+        await self._until_cut(_carry(self._service.access_log, context, farewell=b""), context)
 
     async def check(self, request: bytes, context: _Context) -> bytes:
         """The health of one service, now."""
@@ -146,6 +156,10 @@ class GrpcTransport:
         if name is None:
             context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
             return
+        await self._until_cut(self._tell_health(name, context), context)
+
+    async def _tell_health(self, name: str, context: _Context) -> None:
+        """Writes the health of `name` whenever it differs from what was written last."""
         changed = asyncio.Event()
         forget = self._service.watch_health(changed.set)
         last: bytes | None = None
@@ -160,10 +174,25 @@ class GrpcTransport:
         finally:
             forget()
 
-    async def _until_idle(self) -> None:
-        """Returns when no external-processor stream runs."""
-        while self._running:
-            await self._idle.wait()
+    async def _until_cut(self, work: Coroutine[None, None, None], context: _Context) -> None:
+        """`work` is done, or was ended because the transport stops.
+
+        Any other cancellation is passed on: a handler that swallows it leaks memory in the library.
+        """
+        task = asyncio.current_task()
+        if task is None or self._cut.is_set():
+            work.close()
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            return
+        self._tasks.add(task)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._cut.is_set():
+                raise
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+        finally:
+            self._tasks.discard(task)
 
     def _bind(self, server: grpc.aio.Server) -> int:
         """The server has its address, and its port is returned."""
@@ -200,8 +229,7 @@ async def _carry(
 ) -> None:
     """One stream, from its first message to its end, which its handler is told once.
 
-    Cancellation is passed on: a handler that swallows it leaks memory in the library. `farewell`
-    is written when the peer has sent everything.
+    `farewell` is written when the peer has sent everything.
     """
     handler = make_handler()
     why = StreamEnd.CANCELLED

@@ -162,12 +162,13 @@ async def _until_stopped(
     clock: Callable[[], float],
 ) -> None:
     """Everything has stopped, within the grace or at once after a second signal."""
-    draining = asyncio.ensure_future(stop(lifecycle.grace_seconds(clock())))
+    grace_seconds = lifecycle.grace_seconds(clock())
+    draining = asyncio.ensure_future(stop(grace_seconds))
     while lifecycle.is_alive and not draining.done():
         changed.clear()
         signalled = asyncio.ensure_future(changed.wait())
         await asyncio.wait({draining, signalled}, return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
-    if not draining.done():
+    if not draining.done() and grace_seconds > 0:
         await stop(0.0)
     await draining

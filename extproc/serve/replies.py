@@ -8,7 +8,7 @@ written; nothing here decides anything.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 from extproc import headers as names
 from extproc.exchange.messages import Action, Continue, Headers, Immediate, NeedBody, Phase, Steer
@@ -32,7 +32,7 @@ from extproc.serve.pb.ext_proc_pb2 import (
     ProcessingMode,
     ProcessingResponse,
 )
-from extproc.serve.protobuf import delimited, number, tag
+from extproc.serve.protobuf import delimited, number, tag, varint
 from extproc.serve.steering import Channel
 
 # How each phase is answered: the tag of its reply, the tag of the common response inside it.
@@ -90,7 +90,9 @@ _METADATA: Final = tag(ProcessingResponse.DYNAMIC_METADATA_FIELD_NUMBER)
 _DECISION_SPACE: Final = delimited(_MAP_KEY, names.DECISION_NAMESPACE.encode())
 _DECISION_KEY: Final = delimited(_MAP_KEY, names.DECISION_KEY.encode())
 
-_MAX_KNOWN_NAMES: Final = 512
+_MAX_KEPT: Final = 2048
+
+_Kept = TypeVar("_Kept")
 
 
 def go_on(phase: Phase) -> bytes:
@@ -101,13 +103,13 @@ def go_on(phase: Phase) -> bytes:
 class Renderer:
     """Writes replies for one configured steering.
 
-    Header names that have been checked once are kept, in a bounded number.
+    What depends on a header's checked name and on lengths alone is kept, in a bounded number.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._set_names: dict[str, bytes] = {}
-        self._removed_names: dict[str, bytes] = {}
+        self._openings: dict[tuple[str, int], bytes] = {}
+        self._removals: dict[str, bytes] = {}
 
     def render(self, action: Action, phase: Phase) -> bytes:
         """The reply that carries `action` in answer to a message of `phase`.
@@ -186,22 +188,23 @@ class Renderer:
         `body` is the body that goes with the headers; unless the whole message `is_ours`, replacing
         it demands its length among the headers.
         """
-        parts = []
-        known = self._set_names
+        parts: list[bytes] = []
+        openings = self._openings
         for name, value in set_headers:
-            key = known.get(name)
-            if key is None:
+            opening = openings.get((name, len(value)))
+            if opening is None:
                 check_name(name)
-                key = _remember(known, name, delimited(_KEY, name.encode()))
+                opening = _opening(name, len(value))
+                _remember(openings, (name, len(value)), opening)
             check_value(name, value, body)
-            header = key + delimited(_RAW_VALUE, value)
-            parts.append(delimited(_SET_HEADER, delimited(_HEADER, header) + _OVERWRITE))
-        known = self._removed_names
+            parts += (opening, value, _OVERWRITE)
+        removals = self._removals
         for name in remove_headers:
-            removal = known.get(name)
+            removal = removals.get(name)
             if removal is None:
                 check_removed(name)
-                removal = _remember(known, name, delimited(_REMOVE_HEADER, name.encode()))
+                removal = delimited(_REMOVE_HEADER, name.encode())
+                _remember(removals, name, removal)
             parts.append(removal)
         encoded = b"".join(parts)
         names_set = [name for name, _ in set_headers]
@@ -219,9 +222,15 @@ def _decision(decision_id: str) -> bytes:
     return delimited(_METADATA, delimited(_FIELDS, _DECISION_SPACE + space))
 
 
-def _remember(known: dict[str, bytes], name: str, encoded: bytes) -> bytes:
-    """`encoded`, kept in `known`."""
-    if len(known) >= _MAX_KNOWN_NAMES:
-        known.clear()
-    known[name] = encoded
-    return encoded
+def _opening(name: str, value_size: int) -> bytes:
+    """What stands before the value, of that size, of a header that is set; overwriting follows."""
+    header = delimited(_KEY, name.encode()) + _RAW_VALUE + varint(value_size)
+    option = _HEADER + varint(len(header) + value_size) + header
+    return _SET_HEADER + varint(len(option) + value_size + len(_OVERWRITE)) + option
+
+
+def _remember(kept: dict[_Kept, bytes], key: _Kept, encoded: bytes) -> None:
+    """`encoded` is in `kept`, which never grows beyond its bound."""
+    if len(kept) >= _MAX_KEPT:
+        kept.clear()
+    kept[key] = encoded

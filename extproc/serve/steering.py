@@ -9,8 +9,20 @@ from extproc.config.values import Steering
 from extproc.exchange.messages import Headers, Steer
 from extproc.serve.mutations import InvalidAction
 from extproc.serve.pb import base_pb2, ext_proc_pb2
+from extproc.serve.protobuf import delimited, tag
 
-_CACHED_LISTS: Final = 4096
+_CACHED_GROUPS: Final = 65536
+
+# A map entry's key and value have these numbers in every map.
+_MAP_KEY: Final = tag(1)
+_MAP_VALUE: Final = tag(2)
+_METADATA: Final = tag(ext_proc_pb2.ProcessingResponse.DYNAMIC_METADATA_FIELD_NUMBER)
+_FIELDS: Final = tag(base_pb2.Struct.FIELDS_FIELD_NUMBER)
+_STRUCT_VALUE: Final = tag(base_pb2.Value.STRUCT_VALUE_FIELD_NUMBER)
+_LIST_VALUE: Final = tag(base_pb2.Value.LIST_VALUE_FIELD_NUMBER)
+_LIST_ELEMENT: Final = tag(base_pb2.ListValue.VALUES_FIELD_NUMBER)
+_ROUTE_KEY: Final = delimited(_MAP_KEY, headers.ROUTE_NAMESPACE.encode())
+_GROUPS_KEY: Final = delimited(_MAP_KEY, b"priority_groups")
 
 
 class Channel(Protocol):
@@ -28,11 +40,12 @@ class Channel(Protocol):
 class PriorityGroups:
     """Attempt n goes to the n-th cluster, which a namespace of the dynamic metadata names.
 
-    Lists repeat, so their encodings are kept, in a bounded number.
+    Lists differ from request to request and their elements do not, so it is the elements whose
+    encodings are kept, in a bounded number.
     """
 
     def __init__(self) -> None:
-        self._encoded: dict[tuple[str, ...], bytes] = {}
+        self._encoded: dict[tuple[int, str], bytes] = {}
 
     def headers(self, steer: Steer) -> Headers:  # noqa: ARG002 - part of the Protocol
         """None: the metadata says it all."""
@@ -40,12 +53,20 @@ class PriorityGroups:
 
     def metadata(self, steer: Steer) -> bytes:
         """One priority group of one cluster for each element of the list, in order."""
-        known = self._encoded.get(steer.clusters)
+        groups = b"".join(map(self._group, enumerate(steer.clusters)))
+        listed = delimited(_MAP_VALUE, delimited(_LIST_VALUE, groups))
+        space = delimited(_STRUCT_VALUE, delimited(_FIELDS, _GROUPS_KEY + listed))
+        entry = _ROUTE_KEY + delimited(_MAP_VALUE, space)
+        return delimited(_METADATA, delimited(_FIELDS, entry))
+
+    def _group(self, element: tuple[int, str]) -> bytes:
+        """The list element for one attempt and its cluster, tag included."""
+        known = self._encoded.get(element)
         if known is not None:
             return known
-        if len(self._encoded) >= _CACHED_LISTS:
+        if len(self._encoded) >= _CACHED_GROUPS:
             self._encoded.clear()
-        encoded = self._encoded[steer.clusters] = _priority_groups(steer.clusters)
+        encoded = self._encoded[element] = delimited(_LIST_ELEMENT, _priority_group(*element))
         return encoded
 
 
@@ -93,28 +114,17 @@ def channel(steering: Steering) -> Channel:
             assert_never(steering)
 
 
-def _priority_groups(clusters: tuple[str, ...]) -> bytes:
-    """The route namespace's content for `clusters`."""
-    reply = ext_proc_pb2.ProcessingResponse()
-    space = reply.dynamic_metadata.fields[headers.ROUTE_NAMESPACE].struct_value
-    groups = space.fields["priority_groups"].list_value
-    groups.values.extend(
-        _struct(
-            name=base_pb2.Value(string_value=b"%d" % attempt),
-            clusters=base_pb2.Value(
-                list_value=base_pb2.ListValue(
-                    values=[
-                        _struct(
-                            cluster_name=base_pb2.Value(string_value=cluster.encode()),
-                            weight=base_pb2.Value(number_value=1),
-                        )
-                    ]
-                )
-            ),
-        )
-        for attempt, cluster in enumerate(clusters)
+def _priority_group(attempt: int, cluster: str) -> bytes:
+    """The group named for `attempt` that holds `cluster` alone, as an encoded value."""
+    only = _struct(
+        cluster_name=base_pb2.Value(string_value=cluster.encode()),
+        weight=base_pb2.Value(number_value=1),
     )
-    return reply.SerializeToString(deterministic=True)
+    group = _struct(
+        name=base_pb2.Value(string_value=b"%d" % attempt),
+        clusters=base_pb2.Value(list_value=base_pb2.ListValue(values=[only])),
+    )
+    return group.SerializeToString(deterministic=True)
 
 
 def _struct(**fields: base_pb2.Value) -> base_pb2.Value:

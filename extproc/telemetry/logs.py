@@ -54,15 +54,15 @@ def _fields(record: logging.LogRecord) -> Mapping[str, FieldValue]:
 
 
 def _one_line(text: str) -> str:
-    """`text` with control characters escaped."""
-    return text if text.isprintable() else json.dumps(text, ensure_ascii=False)[1:-1]
+    """`text` with everything escaped that does not print, line breaks of all kinds included."""
+    return text if text.isprintable() else json.dumps(text)[1:-1]
 
 
 def _quoted(value: FieldValue) -> str:
     """`value`, in quotes where it would not read as one word."""
     text = str(value)
     is_word = text.isprintable() and not set(text) & set(' "=')
-    return text if is_word and text else json.dumps(text, ensure_ascii=False)
+    return text if is_word and text else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def fields(**values: FieldValue) -> dict[str, dict[str, FieldValue]]:

@@ -111,6 +111,11 @@ def local_replies(body_limit_bytes: int) -> tuple[LocalReply, ...]:
             beginnings=("upstream_reset_before_response_started",),
         ),
         LocalReply(
+            # Cut so soon after its headers that the client has not been sent them.
+            refusals.upstream_failed(502, _SOON_SECONDS),
+            beginnings=("upstream_reset_after_response_started",),
+        ),
+        LocalReply(
             REQUEST_TIMEOUT,
             words=("request_header_timeout", "request_overall_timeout", "stream_idle_timeout"),
             status=408,

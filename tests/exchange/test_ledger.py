@@ -197,7 +197,10 @@ def test_a_missing_cluster_is_quarantined_and_not_blamed(world: World) -> None:
 def test_a_request_entry_with_another_attempts_cluster_blames_nobody(world: World) -> None:
     """Envoy's entry of a request without a host names the attempt before."""
     exchange, steer = world.route()
-    world.respond(exchange, 503, attempts=2, flags=UH, details="no_healthy_upstream")
+    final = steer.clusters[1]
+    world.respond(
+        exchange, 503, attempts=2, flags=UH, details="no_healthy_upstream", cluster=final
+    )
     exchange.end(world.now)
     world.core.ledger.logged(attempt_log(steer, 0, 429, 0, "1"), world.now)
     world.core.ledger.logged(request_log(steer, 503, UH, steer.clusters[0]), world.now)

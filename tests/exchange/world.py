@@ -109,10 +109,11 @@ class World:
         flags: int = 0,
         details: str = "via_upstream",
         retry_after: str | None = None,
+        cluster: str = "",
     ) -> None:
         """Envoy reports the answer."""
         pairs = [] if retry_after is None else [("retry-after", retry_after.encode())]
-        message = ResponseHeaders(status, pairs, False, flags, details, "", attempts)
+        message = ResponseHeaders(status, pairs, False, flags, details, cluster, attempts)
         assert exchange.receive(message, self.now) == Continue(Phase.RESPONSE_HEADERS)
 
     def attempts_of(self, endpoint: str) -> list[Outcome]:

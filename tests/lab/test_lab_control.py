@@ -24,7 +24,7 @@ async def test_counters_are_told_and_the_asking_is_not_counted() -> None:
         assert told["name"] == "a"
         assert (told["requests"], told["served"], told["active"]) == (1, 1, 0)
         assert told["by_status"] == {"200": 1}
-        (model,) = told["engines"]  # type: ignore[misc]  # JSON
+        (model,) = told["engines"]
         assert model["finished"] == {"stop": 0, "length": 1, "abort": 0}
         assert model["generation_tokens"] == 2
         assert engine.counters.by_path == {CHAT: 1}
@@ -36,11 +36,11 @@ async def test_requests_are_told_and_forgotten() -> None:
         await call(engine, "POST", CHAT, chat(), {"X-Mark": "\xfc"})
         await call(engine, "GET", "/metrics")
         told = (await call(engine, "GET", "/lab/requests")).json
-        (request,) = told["requests"]  # type: ignore[misc]  # JSON
+        (request,) = told["requests"]
         assert ["X-Mark", "\xfc"] in request["headers"]
         assert request["body_bytes"] == len(chat())
         assert request["outcome"] == "answered"
-        assert [p["path"] for p in told["probes"]] == ["/metrics"]  # type: ignore[attr-defined]  # JSON
+        assert [p["path"] for p in told["probes"]] == ["/metrics"]
         engine.hold()
         task = asyncio.create_task(call(engine, "POST", CHAT, chat()))
         await engine.until(lambda: engine.counters.active == 1)

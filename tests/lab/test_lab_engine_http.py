@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+import subprocess
+from pathlib import Path
 
+import aiohttp
 import pytest
 from lab_client import CHAT, Connection, Reply, call, chat, connected
 
@@ -14,6 +18,15 @@ from extproc.lab.faults import Fault, FaultKind
 from extproc.lab.records import Outcome
 from extproc.lab.tally import FinishReason
 from extproc.lab.wire import reset
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
 
 
 async def leave(connection: Connection, *, by_reset: bool) -> None:
@@ -72,10 +85,10 @@ async def test_the_times_of_a_body_show_that_it_was_streamed() -> None:
         connection.send_head("POST", CHAT, {}, len(body))
         await engine.until(lambda: len(engine.requests) == 1)
         received = engine.requests[0]
-        assert received.first_byte_seconds is None
+        assert engine.requests[0].first_byte_seconds is None
         connection.writer.write(body[:10])
         await engine.until(lambda: received.body_bytes == 10)
-        assert not received.has_whole_body
+        assert not engine.requests[0].has_whole_body
         connection.writer.write(body[10:])
         assert (await connection.answer()).status == 200
         assert received.has_whole_body
@@ -327,6 +340,23 @@ async def test_dozens_live_in_one_process() -> None:
     replies = await asyncio.gather(*(call(e, "POST", CHAT, chat(max_tokens=1)) for e in engines))
     assert [r.headers["x-served-by"] for r in replies] == [e.name for e in engines]
     await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+async def test_it_speaks_tls(tmp_path: Path) -> None:
+    """With a context the URL is https and requests are answered over TLS."""
+    cert, key = certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    trusting = ssl.create_default_context(cafile=cert)
+    async with LabEngine(tls=tls) as engine, aiohttp.ClientSession() as session:
+        assert engine.url.startswith("https://")
+        async with session.post(engine.url + CHAT, data=chat(), ssl=trusting) as answer:
+            assert answer.status == 200
+        engine.inject(Fault(kind=FaultKind.RESET))
+        with pytest.raises(aiohttp.ClientError):
+            await session.post(engine.url + CHAT, data=chat(), ssl=trusting)
+        with pytest.raises((ConnectionError, EOFError)):
+            await call(engine, "GET", "/health")
 
 
 async def test_before_the_start_there_is_nothing_to_ask() -> None:

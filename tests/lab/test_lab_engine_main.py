@@ -20,6 +20,7 @@ COMMAND = [sys.executable, "-m", "extproc.lab.engine_main"]
 
 @contextmanager
 def started(*flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with these flags, killed at the end."""
     process = subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -31,11 +32,13 @@ def started(*flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def line_of(process: subprocess.Popen[str]) -> list[str]:
+    """The words of the next line that it prints."""
     assert process.stdout is not None
     return process.stdout.readline().split()
 
 
 def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123 - not a path of the project
             return stat.read().rpartition(")")[2].split()[0] != "Z"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
 from lab_client import CHAT, call, chat, connected
@@ -20,7 +21,7 @@ async def test_a_chat_completion_has_text_and_usage() -> None:
     async with LabEngine() as engine:
         reply = await call(engine, "POST", CHAT, chat())
         assert reply.headers["content-type"] == "application/json"
-        (choice,) = reply.json["choices"]  # type: ignore[misc]  # JSON
+        (choice,) = reply.json["choices"]
         assert choice["message"] == {"role": "assistant", "content": TEXT_16}
         assert choice["finish_reason"] == "stop"
         assert reply.json["usage"] == {
@@ -36,7 +37,7 @@ async def test_a_token_limit_is_met_exactly(name: str) -> None:
     """A limit gives just so many tokens and the reason length."""
     async with LabEngine() as engine:
         reply = await call(engine, "POST", CHAT, chat(**{name: 40}))
-        (choice,) = reply.json["choices"]  # type: ignore[misc]  # JSON
+        (choice,) = reply.json["choices"]
         assert len(choice["message"]["content"].split()) == 40
         assert choice["finish_reason"] == "length"
 
@@ -50,12 +51,12 @@ async def test_a_stream_is_role_content_finish_usage_done() -> None:
         assert reply.headers["transfer-encoding"] == "chunked"
         assert reply.body.endswith(b"data: [DONE]\n\n")
         *chunks, usage = reply.events
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]  # type: ignore[index]  # JSON
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         assert deltas[0] == {"role": "assistant", "content": ""}
         assert [delta.get("content") for delta in deltas[1:]] == ["the ", "sun ", "was ", None]
-        assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 4 + ["length"]  # type: ignore[index]  # JSON
+        assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 4 + ["length"]
         assert usage["choices"] == []
-        assert usage["usage"]["completion_tokens"] == 3  # type: ignore[index]  # JSON
+        assert usage["usage"]["completion_tokens"] == 3
         assert {event["system_fingerprint"] for event in reply.events} == {"a"}
         assert engine.counters.streamed == 1
 
@@ -95,16 +96,17 @@ async def test_late_headers_wait_for_the_first_token() -> None:
 
 
 async def test_tokens_come_at_the_engines_pace() -> None:
-    """Ten tokens at 100 a second take a tenth of a second after the first, never less."""
+    """Ten tokens after the first at 100 a second take a tenth of a second, never less."""
     slow = EngineSettings(decode_tokens_per_second=100.0)
     async with LabEngine(settings=slow, stamps=True, token_bytes=200) as engine:
         reply = await call(engine, "POST", CHAT, chat(stream=True, max_tokens=11))
-        deltas = [event["choices"][0]["delta"] for event in reply.events]  # type: ignore[index]  # JSON
+        deltas = [event["choices"][0]["delta"] for event in reply.events]
         content = [delta for delta in deltas if delta.get("content")]
         assert [len(delta["content"]) for delta in content] == [200] * 11
         stamps = [delta["sent_at"] for delta in content]
         assert stamps == sorted(stamps)
-        assert stamps[-1] - stamps[0] > 0.09
+        # A busy machine makes tokens late, nothing makes them early.
+        assert stamps[-1] - engine.requests[0].arrived_at > 0.099
 
 
 async def test_completions_stream_text() -> None:
@@ -112,7 +114,7 @@ async def test_completions_stream_text() -> None:
     async with LabEngine() as engine:
         body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": 2}).encode()
         reply = await call(engine, "POST", "/v1/completions", body)
-        texts = [event["choices"][0]["text"] for event in reply.events]  # type: ignore[index]  # JSON
+        texts = [event["choices"][0]["text"] for event in reply.events]
         assert texts == ["the ", "sun ", ""]
 
 
@@ -157,7 +159,7 @@ async def test_anthropic_errors_have_anthropics_envelope() -> None:
         reply = await call(engine, "POST", "/v1/messages", body)
         assert reply.status == 404
         assert reply.json["type"] == "error"
-        assert reply.json["error"]["type"] == "not_found_error"  # type: ignore[index]  # JSON
+        assert reply.json["error"]["type"] == "not_found_error"
 
 
 async def test_too_long_a_request_is_400_and_a_full_queue_503() -> None:
@@ -217,7 +219,7 @@ async def test_embeddings_differ_by_text_alone() -> None:
     """The same text has the same vector, at any place and in either encoding."""
     async with LabEngine() as engine:
 
-        async def vectors(**more: object) -> list[object]:
+        async def vectors(**more: object) -> list[Any]:
             body = json.dumps({"model": "m", **more}).encode()
             data = (await call(engine, "POST", "/v1/embeddings", body)).json["data"]
             assert isinstance(data, list)
@@ -225,9 +227,8 @@ async def test_embeddings_differ_by_text_alone() -> None:
 
         one, two, again = await vectors(input=["x", "y", "x"])
         assert one == again != two
-        assert isinstance(one, list)
         assert len(one) == 8
         (packed,) = await vectors(input="x", encoding_format="base64")
         assert isinstance(packed, str)
-        assert [len(v) for v in await vectors(input=[[1, 2], [3]], dimensions=2)] == [2, 2]  # type: ignore[arg-type]  # JSON
+        assert [len(v) for v in await vectors(input=[[1, 2], [3]], dimensions=2)] == [2, 2]
         assert len(await vectors(input=[1, 2, 3])) == 1

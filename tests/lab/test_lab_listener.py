@@ -11,6 +11,7 @@ from extproc.lab.listener import Listener
 
 
 async def connect(port: int) -> None:
+    """A connection was made and closed."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.close()
     await writer.wait_closed()
@@ -23,11 +24,9 @@ async def test_closed_it_refuses_and_keeps_its_port() -> None:
         await connect(listener.port)
     await listener.open(asyncio.Protocol)
     await listener.open(asyncio.Protocol)
-    assert listener.is_open
     await connect(listener.port)
     listener.close()
     listener.close()
-    assert not listener.is_open
     with pytest.raises(ConnectionRefusedError):
         await connect(listener.port)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):

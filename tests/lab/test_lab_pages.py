@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.engines.contract import stats
+from extproc.engines.dialects import DIALECTS
 from extproc.lab.engine import Engine, EngineSettings
 from extproc.lab.page import Page, labels
 from extproc.lab.pages import Dialect, Pages
@@ -66,8 +68,8 @@ def test_the_reading_is_what_the_pages_are_tested_with() -> None:
                 'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"}': 0.302,
                 'vllm:prompt_tokens_total{engine="0",model_name="tiny"}': 450,
                 'vllm:generation_tokens_total{engine="0",model_name="tiny"}': 1,
-                'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"}': 1,
-                'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}': 1,
+                'vllm:request_success_total{engine="0",finished_reason="stop"': 1,
+                'vllm:request_success_total{engine="0",finished_reason="abort"': 1,
                 'vllm:e2e_request_latency_seconds_count{engine="0",model_name="tiny"}': 1,
             },
         ),
@@ -159,7 +161,7 @@ def test_counters_without_a_suffix_stay_so() -> None:
 
 
 def test_ranks_are_series_of_one_family() -> None:
-    """vLLM tells them by engine, SGLang by dp_rank, which a single rank does not have."""
+    """They differ by engine on vLLM, on SGLang by dp_rank, which a single rank does not have."""
     vllm = samples(Dialect.VLLM, READING, READING)
     assert len([key for key in vllm if key.startswith("vllm:num_requests_running{")]) == 2
     sglang = samples(Dialect.SGLANG, READING, READING)
@@ -170,7 +172,7 @@ def test_ranks_are_series_of_one_family() -> None:
 
 
 def test_cache_facts_are_labels() -> None:
-    """vLLM's block size and count are in the labels of its information gauge."""
+    """Block size and count are labels of vLLM's information gauge."""
     (info,) = [k for k in samples(Dialect.VLLM, READING) if k.startswith("vllm:cache_config_info")]
     for label in ('block_size="10"', 'num_gpu_blocks="100"', 'kv_cache_size_tokens="1000"'):
         assert label in info
@@ -185,6 +187,17 @@ def test_a_bulky_page_is_as_long_as_a_real_one_and_says_the_same() -> None:
     long = samples(Dialect.VLLM, READING, bulky=True)
     assert short.items() <= long.items()
     assert any(key.startswith("process_cpu_seconds_total") for key in long)
+
+
+@pytest.mark.parametrize("dialect", [d for d in Dialect if d is not Dialect.NONE])
+def test_the_router_reads_every_page(dialect: Dialect) -> None:
+    """What our own reader makes of the pages is the state that they show."""
+    page = Pages(dialect, "tiny", is_bulky=True).render([READING])
+    assert page is not None
+    read = stats(page, dialect=DIALECTS[dialect.value], models=("tiny",))
+    assert (read.running, read.waiting) == (2, 3)
+    has_no_cache = dialect is Dialect.LLAMACPP
+    assert read.kv_usage_ratio == (None if has_no_cache else pytest.approx(0.302))
 
 
 def test_no_dialect_is_no_page() -> None:

@@ -18,6 +18,7 @@ FOUR = "the sun was low "
 
 @asynccontextmanager
 async def openai_client(engine: LabEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of the engine that never retries."""
     async with openai.AsyncOpenAI(
         base_url=f"{engine.url}/v1", api_key="secret", max_retries=0
     ) as client:
@@ -26,6 +27,7 @@ async def openai_client(engine: LabEngine) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @asynccontextmanager
 async def anthropic_client(engine: LabEngine) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """A client of the engine that never retries."""
     async with anthropic.AsyncAnthropic(
         base_url=engine.url, api_key="secret", max_retries=0
     ) as client:
@@ -171,11 +173,13 @@ async def test_the_sync_clients_read_the_same() -> None:
                 heard.append(
                     client.responses.create(model="m", input="hi", max_output_tokens=4).output_text
                 )
-            with anthropic.Anthropic(base_url=engine.url, api_key="k") as client_a:
-                with client_a.messages.stream(
+            with (
+                anthropic.Anthropic(base_url=engine.url, api_key="k") as other,
+                other.messages.stream(
                     model="m", max_tokens=4, messages=[{"role": "user", "content": "hi"}]
-                ) as messages:
-                    heard.append("".join(messages.text_stream))
+                ) as messages,
+            ):
+                heard.append("".join(messages.text_stream))
             return heard
 
         assert await asyncio.to_thread(talk) == [FOUR] * 4

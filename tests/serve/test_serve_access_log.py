@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serve_fakes import Tally, silent_lines
 
 from extproc.exchange.messages import AttemptLog, LogEntry, RequestLog
 from extproc.exchange.outcome import Flag
@@ -16,7 +17,6 @@ from extproc.serve.pb import access_log_pb2 as pb
 from extproc.serve.stream import StreamBroken, StreamEnd
 from extproc.serve.wire import Unreadable
 from extproc.xds import access_log as rendered
-from serve_fakes import Tally, silent_lines
 
 PAGES = Path(__file__).parent / "access_log"
 

@@ -18,13 +18,13 @@ from extproc.lab.envoy import Envoy, running_envoy
 from extproc.routing.catalog import ModelEntry
 from extproc.routing.endpoint import Info, Kind, Url
 from extproc.serve.pb.access_log_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
+from extproc.serve.pb.base_pb2 import HeaderValueOption
 from extproc.serve.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.xds.render import render
 
 CHAT = "/v1/chat/completions"
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 SECONDS = 10.0
-_OVERWRITE = 2
 
 
 def endpoint(name: str, url: str, *models: str, kind: Kind = Kind.ENGINE) -> Info:
@@ -159,7 +159,7 @@ def steer(
         option = common.header_mutation.set_headers.add()
         option.header.key = name
         option.header.raw_value = value.encode()
-        option.append_action = _OVERWRITE
+        option.append_action = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
     spaces = reply.dynamic_metadata.fields
     spaces[headers.DECISION_NAMESPACE].struct_value.fields[
         headers.DECISION_KEY
@@ -210,10 +210,12 @@ class Seen:
 class ScriptedService:
     """An ext_proc and access-log server that says what it is told to say.
 
-    `answer` replies to request headers, `answer_response` to response headers (None: go on).
+    `answer` replies to request headers, `answer_response` to response headers (None: go on), once
+    `may_answer_response` is set, which it is. One that is `silent` takes streams and never replies.
     """
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, *, silent: bool = False) -> None:
+        self._silent = silent
         self._address = f"unix:{socket}"
         self._server: grpc.aio.Server | None = None
         self.answer: Callable[[Seen], ProcessingResponse | None] = lambda _: None
@@ -221,6 +223,9 @@ class ScriptedService:
         self.seen: list[Seen] = []
         self.logged: list[HTTPAccessLogEntry] = []
         self.arrived = asyncio.Event()
+        self.answering = asyncio.Event()
+        self.may_answer_response = asyncio.Event()
+        self.may_answer_response.set()
 
     async def __aenter__(self) -> Self:
         server = grpc.aio.server()
@@ -260,13 +265,25 @@ class ScriptedService:
             await self._server.stop(None)
             self._server = None
 
-    async def entries(self, count: int) -> list[HTTPAccessLogEntry]:
-        """The first `count` log entries, as soon as they are there."""
+    async def entries(self, decision: str, count: int) -> list[HTTPAccessLogEntry]:
+        """The first `count` log entries of one decision, as soon as they are there."""
         async with asyncio.timeout(SECONDS):
-            while len(self.logged) < count:
+            while len(found := self._logged_of(decision)) < count:
                 self.arrived.clear()
                 await self.arrived.wait()
-        return self.logged[:count]
+        return found[:count]
+
+    def _logged_of(self, decision: str) -> list[HTTPAccessLogEntry]:
+        return [
+            entry
+            for entry in self.logged
+            if entry.common_properties.custom_tags.get("decision") == decision.encode()
+        ]
+
+    async def until_answering(self) -> None:
+        """Some request's answer has begun."""
+        async with asyncio.timeout(SECONDS):
+            await self.answering.wait()
 
     async def _process(
         self, messages: AsyncIterator[ProcessingRequest], _: object
@@ -283,6 +300,8 @@ class ScriptedService:
                 if headers.BODY_NAMESPACE in message.metadata_context.filter_metadata:
                     space = message.metadata_context.filter_metadata[headers.BODY_NAMESPACE]
                     seen.body_model = space.fields["model"].string_value
+                if self._silent:
+                    await asyncio.Event().wait()
                 said = self.answer(seen)
             elif kind == "response_headers":
                 listed = message.response_headers.headers.headers
@@ -290,6 +309,8 @@ class ScriptedService:
                 seen.attributes = {
                     name for told in message.attributes.values() for name in told.fields
                 }
+                self.answering.set()
+                await self.may_answer_response.wait()
                 said = self.answer_response(seen)
             if said is None:
                 said = ProcessingResponse()
@@ -301,11 +322,6 @@ class ScriptedService:
             self.logged.extend(message.http_logs.log_entry)
             self.arrived.set()
         return b""
-
-
-def with_service(configuration: Config, **changes: object) -> Config:
-    """`configuration` with other service settings."""
-    return replace(configuration, service=replace(configuration.service, **changes))  # type: ignore[arg-type]  # names and types are the test's
 
 
 def steered_by(configuration: Config, steering: Steering) -> Config:
