@@ -55,14 +55,14 @@ smoke: $(VENV)/.dev  ## 200 mixed SDK requests through the whole stack; FAULT=50
 
 bench: $(VENV)/.dev  ## requests/s, latency and CPU per request, side by side (JSON=1: one JSON line last)
 	@bench/need-tools nginx wrk
+	@JSON= $(BIN)/python bench/decision.py
 	@$(BIN)/python bench/requests.py
-	@$(BIN)/python bench/decision.py
 
 protos: $(VENV)/.dev  ## compile protos/ into extproc/serve/pb
 	@$(BIN)/python protos/compile.py
 
-compose-test: $(VENV)/.dev  ## compose.yaml up, SDK requests through it, down again
-	@$(BIN)/python -m extproc.lab.compose_check --compose '$(COMPOSE)'
+compose-test: $(VENV)/.dev  ## compose.yaml up, SDK requests through it, down again (COMPOSE='podman-compose', PORT=8081)
+	@$(BIN)/python -m extproc.lab.compose_check --compose '$(COMPOSE)' $(if $(PORT),--port $(PORT))
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

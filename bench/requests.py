@@ -21,7 +21,8 @@ import cpu
 import load
 import yaml
 
-from extproc.lab.processes import Child, envoy_binary, free_port
+from extproc.lab.envoy import find_envoy
+from extproc.lab.processes import Child, free_port
 from extproc.lab.stack import Stack
 
 ENDPOINTS = 100
@@ -123,7 +124,7 @@ async def envoy_alone(folder: Path, upstream: int) -> AsyncIterator[Subject]:
     file = folder / "plain.yaml"
     file.write_text(_plain_envoy(port, upstream))
     options = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
-    child = Child("Envoy", [envoy_binary(), "-c", str(file), *options])
+    child = Child("Envoy", [str(find_envoy()), "-c", str(file), *options])
     await child.start()
     try:
         yield Subject("envoy", f"http://127.0.0.1:{port}", {"envoy": child.pid})

@@ -50,6 +50,10 @@ ROUTE_NAMESPACE: Final = "llmgw.route"
 DECISION_NAMESPACE: Final = "llmgw.decision"
 DECISION_KEY: Final = "id"
 PICKER_NAMESPACE: Final = "envoy.lb"
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+
+# The custom tag of Envoy's access log that holds the decision id.
+DECISION_TAG: Final = "decision"
 
 # Values of `llmgw.body:model` that Envoy's filter writes when it has none.
 BODY_MODEL_MISSING: Final = "_missing"

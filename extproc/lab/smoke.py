@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import aiohttp
-from openai import AsyncOpenAI, OpenAIError
+from httpx2 import HTTPError
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 from extproc.lab.engine_http import LabEngine
 from extproc.lab.faults import Fault, FaultKind
@@ -85,7 +86,12 @@ async def smoke(fault_status: int | None) -> Verdict:
         _say("starting Envoy, the service and three engines")
         stack = await exits.enter_async_context(Stack(file, port=0))
         _say(f"sending {REQUESTS} requests to {stack.url}, half of them streams")
-        client = AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0)
+        client = AsyncOpenAI(
+            base_url=f"{stack.url}/v1",
+            api_key="unused",
+            max_retries=0,
+            http_client=DefaultAsyncHttpxClient(trust_env=False),
+        )
         exits.push_async_callback(client.close)
         gate = asyncio.Semaphore(_PARALLEL)
         results = await asyncio.gather(*(_one(client, number, gate) for number in range(REQUESTS)))
@@ -106,7 +112,7 @@ async def _one(client: AsyncOpenAI, number: int, gate: asyncio.Semaphore) -> boo
     async with gate:
         try:
             return await _whole(client, number, headers)
-        except OpenAIError as error:
+        except (OpenAIError, HTTPError) as error:
             _say(f"request {number}: {error}")
             return False
 

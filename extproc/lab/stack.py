@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +17,8 @@ import aiohttp
 
 from extproc.config.read import read
 from extproc.config.values import Config, Steering
-from extproc.lab.processes import Child, Say, envoy_binary, free_port
+from extproc.lab.envoy import find_envoy
+from extproc.lab.processes import Child, Say, free_port
 from extproc.xds.render import render
 
 _START_SECONDS: Final = 30.0
@@ -27,6 +30,7 @@ class Stack:
 
     The service's socket is in a folder of its own, so that several stacks never meet; `port`
     overrides the file's, and 0 takes a free one. Envoy's admin port is always a free one.
+    `runtime` has keys of Envoy's runtime, for switches that its configuration does not have.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Stack:
         envoy_says: Say | None = None,
         has_request_log: bool = False,
         concurrency: int = 2,
+        runtime: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="llmgw-"))
         config = read(file)
@@ -61,7 +66,7 @@ class Stack:
         self.config: Config = replace(config, listener=listener, service=service)
         self._file = file
         self.service = Child("the service", self._service_command(has_request_log), service_says)
-        self.envoy = Child("Envoy", self._envoy_command(concurrency), envoy_says)
+        self.envoy = Child("Envoy", self._envoy_command(concurrency, runtime or {}), envoy_says)
 
     @property
     def url(self) -> str:
@@ -99,7 +104,8 @@ class Stack:
 
     async def stop(self) -> None:
         """Nothing runs any more and nothing is left on the disk."""
-        await asyncio.gather(self.envoy.stop(), self.service.stop())
+        await self.envoy.stop()
+        await self.service.kill()  # with Envoy gone there is nobody to drain for
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
@@ -131,13 +137,17 @@ class Stack:
             *(["--request-log"] if has_request_log else []),
         ]
 
-    def _envoy_command(self, concurrency: int) -> list[str]:
+    def _envoy_command(self, concurrency: int, runtime: Mapping[str, str]) -> list[str]:
+        layer = {"name": "stack", "static_layer": dict(runtime)}
+        # Envoy merges this into the file: its layer is put above those that are there.
+        overlay = json.dumps({"layered_runtime": {"layers": [layer]}})
         return [
-            envoy_binary(),
+            str(find_envoy()),
             # Envoy's parser takes no `--name=value`.
             *("--config-path", f"{self.folder}/envoy.yaml"),
             *("--concurrency", str(concurrency)),
             *("--log-level", "warning"),
+            *(("--config-yaml", overlay) if runtime else ()),
             "--disable-hot-restart",
         ]
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from extproc.config.values import Steering
-from extproc.lab.processes import Child, ChildFailed, free_port
+from extproc.errors import LlmgwError
+from extproc.lab.processes import Child, free_port
 from extproc.lab.stack import Stack
 
 MODEL: Final = "demo"
@@ -24,7 +25,7 @@ def run(file: Path | None, *, port: int | None, engines: int, steering: Steering
     """The stack has run until Ctrl-C; the exit status. Nothing is left running."""
     try:
         return asyncio.run(_up(file, port=port, engines=engines, steering=steering))
-    except ChildFailed as error:
+    except LlmgwError as error:
         sys.stderr.write(f"{error}\n")
         return 1
 

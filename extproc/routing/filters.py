@@ -57,7 +57,9 @@ OVERLOAD: Final = frozenset({Filter.BACKPRESSURE, Filter.SATURATED})
 """Filters that an endpoint is alive behind."""
 
 
-def state(live: Live, now: float, stale_after_seconds: float) -> tuple[Filter | None, bool]:
+def state(  # noqa: PLR0911 - one return for each filter
+    live: Live, now: float, stale_after_seconds: float
+) -> tuple[Filter | None, bool]:
     """The filter that the endpoint's own state drops it by, and whether a request there is a probe.
 
     None passes. A probe is due where a half-open breaker has a free slot, or where a demoted
@@ -143,7 +145,7 @@ def excluded(
     kinds: AbstractSet[Kind] | None,
     upstream_name: str | None,
 ) -> tuple[Filter | None, ...]:
-    """For each endpoint the filter by which the request itself rules it out, None where it does not.
+    """For each endpoint the filter by which the request rules it out, None where it does not.
 
     `subset` holds authorities (`host:port`) or ids.
     """

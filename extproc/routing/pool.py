@@ -13,6 +13,7 @@ from typing import Final
 from extproc.routing import scorers
 from extproc.routing.rows import KV, LOAD, QUEUE, STALE, Row, Scores
 from extproc.routing.scorers import SCORE_SCALE, on_grid
+from extproc.routing.slow import SlowStarts
 from extproc.routing.strategy import Weights
 
 POSITION_BITS: Final = 20
@@ -49,13 +50,14 @@ class Group:
 class Pool:
     """The candidates of one priority.
 
-    `usable` are their positions, sorted; `slow` those that start slowly, which stand in no group,
-    with their row and signature and the key of their other scores. `inflight`, `rel`, `queue`,
-    `kv` and `load` are sums over the candidates, exact in any order of changes.
+    `usable` are their positions, sorted; `slow` those that start slowly, which stand in no group.
+    `inflight`, `rel`, `queue`, `kv` and `load` are sums over the candidates, exact in any order of
+    changes.
     """
 
     __slots__ = (
         "_by_kind",
+        "_size",
         "groups",
         "inflight",
         "kv",
@@ -67,15 +69,17 @@ class Pool:
         "usable",
     )
 
-    def __init__(self, priority: int) -> None:
+    def __init__(self, priority: int, size: int) -> None:
+        """Of a table with `size` positions."""
         self.priority = priority
+        self._size = size
         self.clear()
 
     def clear(self) -> None:
         """There are no candidates."""
         self.usable: list[int] = []
         self.groups: list[Group] = []
-        self.slow: dict[int, tuple[Row, int, int]] = {}
+        self.slow = SlowStarts(self._size)
         self._by_kind: dict[tuple[int, int], Group] = {}
         self.inflight = 0
         self.rel = 0.0
@@ -84,13 +88,13 @@ class Pool:
         self.load = 0.0
 
     def append(self, row: Row, scores: Scores, rel: float, class_id: int) -> Group | None:
-        """The candidate is behind all others; its group's keys need `sort`. None: slow, no group."""
+        """The candidate is behind all others, and its group's keys need `sort`; None if slow."""
         self.count(row.inflight, scores.queue, scores.kv, scores.load)
         self.rel += rel
         self.usable.append(row.position)
         key = key_of(scores.total, row.position)
         if row.slow_from is not None:
-            self.slow[row.position] = row, scores.signature, key
+            self.slow.put(row, key >> POSITION_BITS, scores.signature, rel)
             return None
         group = self._group(class_id, scores.signature)
         group.keys.append(key)
@@ -102,13 +106,13 @@ class Pool:
             group.keys.sort()
 
     def add(self, row: Row, scores: Scores, rel: float, class_id: int) -> Group | None:
-        """The candidate is in its place. None: it starts slowly and is in no group."""
+        """The candidate is in its place, and in the returned group; None if slow."""
         self.count(row.inflight, scores.queue, scores.kv, scores.load)
         self.rel += rel
         insort(self.usable, row.position)
         key = key_of(scores.total, row.position)
         if row.slow_from is not None:
-            self.slow[row.position] = row, scores.signature, key
+            self.slow.put(row, key >> POSITION_BITS, scores.signature, rel)
             return None
         group = self._group(class_id, scores.signature)
         insort(group.keys, key)
@@ -119,7 +123,7 @@ class Pool:
         self.rel -= rel
         del self.usable[bisect_left(self.usable, position)]
         if group is None:
-            del self.slow[position]
+            self.slow.remove(position)
             return
         keys = group.keys
         del keys[bisect_left(keys, key)]
@@ -139,34 +143,48 @@ class Pool:
 
         The mean over the candidates that have the signal, half the weight where none has.
         """
-        lacking = self._lacking()
-        total = len(self.usable)
-
-        def mean(bit: int, known: float, weight: float) -> float:
-            having = total - sum(n for signature, n in lacking.items() if signature & bit)
-            return on_grid(known / having if having else weight * scorers.UNKNOWN)
-
+        counts = self._counts()
         return (
-            mean(QUEUE, self.queue, weights.queue),
-            mean(KV, self.kv, weights.kv),
-            mean(LOAD, self.load, weights.load),
+            self._mean(QUEUE, self.queue, weights.queue, counts),
+            self._mean(KV, self.kv, weights.kv, counts),
+            self._mean(LOAD, self.load, weights.load, counts),
         )
 
     def set_offsets(self, weights: Weights) -> dict[int, int]:
         """The groups' offsets are right; they are returned by signature, of slow candidates too."""
-        means = self.means(weights)
-        shares = (weights.queue, weights.kv, weights.load)
-        offsets = {
-            signature: sum(
-                int(scorers.lacking(mean, share, is_stale=signature >= STALE) * SCORE_SCALE)
-                for bit, mean, share in zip((QUEUE, KV, LOAD), means, shares, strict=True)
-                if signature & bit
-            )
-            for signature in self._lacking()
-        }
+        counts = self._counts()
+        offsets = dict.fromkeys(counts, 0)
+        lacked = 0
+        for signature in counts:
+            lacked |= signature
+        for bit, known, weight in (
+            (QUEUE, self.queue, weights.queue),
+            (KV, self.kv, weights.kv),
+            (LOAD, self.load, weights.load),
+        ):
+            if lacked & bit:
+                mean = self._mean(bit, known, weight, counts)
+                for signature in counts:
+                    if signature & bit:
+                        value = scorers.lacking(mean, weight, is_stale=signature >= STALE)
+                        offsets[signature] += int(value * SCORE_SCALE)
         for group in self.groups:
             group.offset = offsets[group.signature]
         return offsets
+
+    def _counts(self) -> dict[int, int]:
+        """How many candidates there are of each signature."""
+        counts = dict(self.slow.counts)
+        for group in self.groups:
+            counts[group.signature] = counts.get(group.signature, 0) + len(group.keys)
+        return counts
+
+    def _mean(self, bit: int, known: float, weight: float, counts: dict[int, int]) -> float:
+        having = len(self.usable)
+        for signature, count in counts.items():
+            if signature & bit:
+                having -= count
+        return on_grid(known / having if having else weight * scorers.UNKNOWN)
 
     def _group(self, class_id: int, signature: int) -> Group:
         kind = (class_id, signature)
@@ -175,12 +193,3 @@ class Pool:
             group = self._by_kind[kind] = Group(class_id, signature)
             insort(self.groups, group, key=lambda g: (g.class_id, g.signature))
         return group
-
-    def _lacking(self) -> dict[int, int]:
-        """How many candidates there are of each signature."""
-        lacking: dict[int, int] = {}
-        for group in self.groups:
-            lacking[group.signature] = lacking.get(group.signature, 0) + len(group.keys)
-        for _, signature, _ in self.slow.values():
-            lacking[signature] = lacking.get(signature, 0) + 1
-        return lacking

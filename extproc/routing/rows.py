@@ -61,7 +61,7 @@ class Scores(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scale:
-    """A strategy made ready for scoring: `weights` are its own, scaled to a sum of 1, on the grid."""
+    """A strategy made ready: `weights` are its own, scaled to a sum of 1, each on the grid."""
 
     __slots__ = ("strategy", "weights")
 
@@ -80,7 +80,9 @@ class Scale:
         signature = STALE if row.is_stale else 0
         queue = kv = load = inflight = 0.0
         if weights.queue:
-            score = None if row.is_stale else scorers.queue(self.backlog(row), rel, strategy.queue_knee)
+            score = (
+                None if row.is_stale else scorers.queue(self.backlog(row), rel, strategy.queue_knee)
+            )
             if score is None:
                 signature |= QUEUE
             else:

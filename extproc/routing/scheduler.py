@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from random import Random
 from typing import Final
 
-from extproc.routing import affinity, pickers
+from extproc.routing import affinity
 from extproc.routing.affinity import Bonus
 from extproc.routing.decision import (
     Decision,
@@ -23,8 +23,9 @@ from extproc.routing.decision import (
     explain,
 )
 from extproc.routing.filters import UnavailableKind
-from extproc.routing.pickers import Ranking
+from extproc.routing.pickers import pick
 from extproc.routing.pool import Pool
+from extproc.routing.ranking import Ranking, leaders
 from extproc.routing.refusal import refusal
 from extproc.routing.registry import Registry
 from extproc.routing.sessions import Sessions
@@ -65,8 +66,6 @@ class Scheduler:
         self._scrape_seconds = scrape_seconds
         self._tables = Tables(registry, strategies, default_strategy)
         self._number = 0
-        # Per model the endpoint that round-robin used last.
-        self._turns: dict[str, str] = {}
 
     def dispatch(self, query: Query, now: float) -> Dispatch | Unavailable:
         """The request counts at the best endpoint and its session is there, or nobody takes it.
@@ -79,7 +78,7 @@ class Scheduler:
         table.refresh(now)
         refused: AbstractSet[int] = _NOBODY
         while True:
-            decision = self._decide(table, query, now, self._random, refused)
+            decision = self._decide(table, query, now, random=self._random, refused=refused)
             if decision is None:
                 return refusal(table, now, self._scrape_seconds)
             chosen = decision.tickets[0].id
@@ -97,7 +96,7 @@ class Scheduler:
         if query.session is not None:
             self._sessions.remember(query.session, chosen, now)
         if table.strategy.picker is Picker.ROUND_ROBIN:
-            self._turns[query.model] = chosen
+            self._tables.turns[query.model] = chosen
         return Dispatch(decision, grant)
 
     def preview(self, query: Query, now: float) -> Decision | Unavailable:
@@ -109,7 +108,7 @@ class Scheduler:
         if table is None:
             return Unavailable(UnavailableKind.NO_MEMBERS, None, {})
         table.refresh(now)
-        decision = self._decide(table, query, now, self._preview_random, _NOBODY, number=0)
+        decision = self._decide(table, query, now, random=self._preview_random, number=0)
         return refusal(table, now, self._scrape_seconds) if decision is None else decision
 
     def explain(self, decision: Decision) -> Explanation | None:
@@ -129,34 +128,33 @@ class Scheduler:
         table: Table,
         query: Query,
         now: float,
+        *,
         random: Random,
-        refused: AbstractSet[int],
+        refused: AbstractSet[int] = _NOBODY,
         number: int | None = None,
     ) -> Decision | None:
+        """The decision by a fresh table, `refused` left out; None where nobody is left."""
         pool = table.candidates(refused)
         probe = table.due_probe(pool, refused) if table.probing else None
         bonuses: tuple[Bonus, ...] = ()
-        positions: list[int] | None = None
-        if pool is not None:
+        if pool is None:
+            if probe is None:
+                return None
+            positions = [probe]
+        else:
             if query.session is not None:
                 last = self._sessions.last(query.session, now)
                 bonuses = affinity.bonuses(table, pool, query.session, last, self._tables.ring)
-            is_plain = table.is_max_score and len(pool.groups) == 1 and not pool.slow
-            if is_plain and probe is None and not refused:
-                group = pool.groups[0]
-                positions = pickers.leaders(table, group, bonuses, max(1, query.max_attempts), random)
+            others = max(0, query.max_attempts - 1)
+            is_one_list = len(pool.groups) == 1 and not pool.slow
+            if is_one_list and table.is_max_score and probe is None and not refused:
+                positions = leaders(table, pool.groups[0], bonuses, others + 1, random)
             else:
-                ranking = Ranking(table, pool, bonuses, refused, now, random)
-                picked = probe
-                if picked is None:
-                    picked = self._picked(table, pool, ranking, bonuses, random, refused)
-                if picked is None:
-                    return None
-                positions = ranking.behind(picked, query.max_attempts - 1)
-        elif probe is not None:
-            positions = [probe]
-        else:
-            return None
+                ranking = Ranking(table, pool, bonuses, refused=refused, now=now, random=random)
+                chosen = probe
+                if chosen is None:
+                    chosen = self._picked(table, pool, ranking, bonuses, random=random)
+                positions = ranking.behind(chosen, others)
         chosen = positions[0]
         tickets = table.tickets
         return Decision(
@@ -178,20 +176,19 @@ class Scheduler:
         pool: Pool,
         ranking: Ranking,
         bonuses: tuple[Bonus, ...],
+        *,
         random: Random,
-        refused: AbstractSet[int],
-    ) -> int | None:
-        picker = table.strategy.picker
+    ) -> int:
         usable = pool.usable
-        if picker is Picker.MAX_SCORE or refused:
-            return ranking.best()
-        if picker is Picker.ROUND_ROBIN:
-            last = self._turns.get(table.model)
-            return pickers.round_robin(usable, 0 if last is None else bisect_right(table.ids, last))
-        if picker is Picker.P2C:
-            target = bonuses[0][0] if bonuses else None
-            return pickers.p2c(usable, target, ranking.score, random)
-        temperature = table.strategy.temperature
-        if temperature <= 0:
-            return ranking.best()
-        return pickers.softmax(usable, ranking.score, ranking.highest(), temperature, random)
+        if ranking.refused:
+            usable = [position for position in usable if position not in ranking.refused]
+        target = bonuses[0][0] if bonuses and bonuses[0][0] not in ranking.refused else None
+        last = self._tables.turns.get(table.model, "")
+        return pick(
+            table.strategy,
+            ranking,
+            usable,
+            target=target,
+            after=bisect_right(table.ids, last),
+            random=random,
+        )

@@ -41,7 +41,7 @@ def shares(weights: Weights) -> Weights:
 
 
 def requests(inflight: int, inflight_tokens: float) -> float:
-    """The load n in requests: `inflight` + `inflight_tokens` / 4000; long prompts count for more."""
+    """The load n in requests: `inflight` + `inflight_tokens` / 4000, as long prompts weigh more."""
     return inflight + inflight_tokens / TOKENS_PER_REQUEST
 
 

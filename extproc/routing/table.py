@@ -19,6 +19,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from extproc.routing import scorers
 from extproc.routing.endpoint import Kind, Stats
 from extproc.routing.filters import Filter, UnavailableKind, next_change, state
@@ -81,6 +84,7 @@ class Table:
         self.second_bonus = self.scale.session_units(scorers.SECOND_TARGET)
         self.is_max_score = strategy.picker is Picker.MAX_SCORE
         self.lives = tuple(lives)
+        count = len(self.lives)
         self.infos = tuple(live.info for live in lives)
         self.ids = tuple(info.id for info in self.infos)
         self.position_of = {name: position for position, name in enumerate(self.ids)}
@@ -98,7 +102,7 @@ class Table:
             for info, name in zip(self.infos, self.names, strict=True)
         )
         priorities = sorted({info.priority for info in self.infos}, reverse=True)
-        by_priority = {priority: Pool(priority) for priority in priorities}
+        by_priority = {priority: Pool(priority, count) for priority in priorities}
         self.pools = tuple(by_priority.values())
         self.pool_of = tuple(by_priority[info.priority] for info in self.infos)
         self.tickets = [live.ticket for live in lives]
@@ -106,10 +110,10 @@ class Table:
         self.dirty: set[int] = set()
         self.changes = 0
         self.refused: tuple[int, Refusal] | None = None
-        count = len(self.lives)
         self.groups: list[Group | None] = [None] * count
         self.keys = list(range(count))
         self._settings = settings
+        self.classes = np.array(self.class_of, np.intp)
         self._constants = tuple(map(self.scale.constant, self.rels))
         # What a candidate's group and key were made of.
         self._queues = [0.0] * count
@@ -188,6 +192,11 @@ class Table:
         ]
         return min(due)[1] if due else None
 
+    def slow_totals(self, pool: Pool, offsets: dict[int, int], now: float) -> NDArray[np.int64]:
+        """By position the scores of the pool's slow candidates, negative for the rest."""
+        mean = pool.inflight / len(pool.usable)
+        return pool.slow.totals(self.scale, mean, now, self._settings.slow_start_seconds, offsets)
+
     def slow_inflight(self, row: Row, pool: Pool, now: float) -> float:
         """The weighted in-flight score of a candidate that starts slowly, on the grid."""
         mean = pool.inflight / len(pool.usable)
@@ -210,7 +219,7 @@ class Table:
         """The pool that these rows make of the candidates of the highest priority; maybe empty."""
         candidates = [row for row in rows if row.is_candidate]
         priority = max((self.infos[row.position].priority for row in candidates), default=0)
-        pool = Pool(priority)
+        pool = Pool(priority, len(rows))
         for row in candidates:
             position = row.position
             if self.infos[position].priority == priority:
@@ -258,7 +267,7 @@ class Table:
         self.changes += 1
         self.rows[row.position] = row
 
-    def _renew(self, position: int, now: float) -> None:
+    def _renew(self, position: int, now: float) -> None:  # noqa: C901, PLR0915 - written out
         """The row is up to date, and so are the lists and sums that it is in.
 
         Almost always only the load of a candidate has changed. That case is written out, formulas

@@ -8,10 +8,11 @@ and equal choices share a table, so that what clients write does not decide how 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from extproc.routing.decision import Query
+from extproc.routing.endpoint import Info
 from extproc.routing.filters import Filter, excluded
 from extproc.routing.policy import UNRESTRICTED
 from extproc.routing.registry import Registry
@@ -28,7 +29,8 @@ class Tables:
     """The tables of a registry's models, made when first asked for.
 
     A strategy that is not among `strategies` is the one named `default`. At most 32 tables for
-    limited requests are kept, the one used longest ago gives way. A closed table's decisions can
+    limited requests are kept, the one used longest ago gives way. `turns` names, by model, the
+    endpoint that had the last turn of a round-robin. A closed table's decisions can
     be explained until eight others have been closed.
     """
 
@@ -42,14 +44,16 @@ class Tables:
             registry.settings.stale_after_seconds, registry.settings.slow_start_seconds
         )
         self._version = registry.membership_version
+        self._labels, self._clusters = _labels_and_clusters(registry.infos())
         self._plain: dict[tuple[str, str], Table] = {}
         self._limited: OrderedDict[Table, None] = OrderedDict()
         self._limits: OrderedDict[tuple[object, ...], Table] = OrderedDict()
         self._rings: dict[str, Ring] = {}
+        self.turns: dict[str, str] = {}
         self._closed: deque[Table] = deque()
 
     def of(self, query: Query, now: float) -> Table | None:
-        """The table for the query, maybe in need of a refresh; None where nobody serves the model."""
+        """The table for the query, maybe in need of a refresh; None where nobody has the model."""
         if self._registry.membership_version != self._version:
             self._reconcile()
         strategy = self._default
@@ -86,7 +90,8 @@ class Tables:
         limit = (
             query.model,
             strategy.name,
-            query.restriction,
+            # Clients choose labels and hops freely; reduced, there are few.
+            query.restriction.reduced(self._labels, self._clusters),
             query.subset,
             query.kinds,
             query.upstream_name,
@@ -140,11 +145,15 @@ class Tables:
         """The tables that a change of membership has made wrong are closed."""
         registry = self._registry
         self._version = registry.membership_version
+        self._labels, self._clusters = _labels_and_clusters(registry.infos())
+        self._limits.clear()
         for table in [*self._plain.values(), *self._limited]:
             if not table.describes(registry.members(table.model)):
                 self._close(table)
-        for model in [model for model in self._rings if not registry.members(model)]:
-            del self._rings[model]
+        for model in self._rings.keys() | self.turns.keys():
+            if not registry.members(model):
+                self._rings.pop(model, None)
+                self.turns.pop(model, None)
 
     def _close(self, table: Table) -> None:
         table.close()
@@ -155,3 +164,15 @@ class Tables:
         self._closed.append(table)
         if len(self._closed) > MAX_CLOSED_TABLES:
             self._closed.popleft().forget()
+
+
+def _labels_and_clusters(infos: Iterable[Info]) -> tuple[frozenset[str], frozenset[str]]:
+    """The residency labels that endpoints have, and the clusters behind those that are peers."""
+    labels = set()
+    clusters = set()
+    for info in infos:
+        if info.residency is not None:
+            labels.add(info.residency)
+        if info.peer is not None:
+            clusters.add(info.peer.cluster_id)
+    return frozenset(labels), frozenset(clusters)

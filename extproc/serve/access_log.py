@@ -27,8 +27,6 @@ from extproc.serve.stream import StreamBroken, StreamEnd
 from extproc.serve.wire import Unreadable
 from extproc.telemetry.logs import LimitedLog
 
-DECISION_TAG: Final = "decision"
-
 # Flag n of the message is bit n - 1 of the mask, but for one that came after a flag without field.
 _MISPLACED_BITS: Final = MappingProxyType(
     {ResponseFlags.DOWNSTREAM_REMOTE_RESET_FIELD_NUMBER: 1 << 28}
@@ -92,7 +90,7 @@ def _decision_id(common: AccessLogCommon) -> str:
 
     Envoy's log of an attempt knows no metadata, so a custom tag carries it in both logs.
     """
-    tag = common.custom_tags.get(DECISION_TAG)
+    tag = common.custom_tags.get(headers.DECISION_TAG)
     if tag is not None:
         return tag.decode(errors="replace")
     space = common.metadata.filter_metadata.get(headers.DECISION_NAMESPACE)

@@ -25,8 +25,6 @@ from extproc.serve.pb.base_pb2 import HeaderMap, Metadata, Value
 from extproc.serve.pb.ext_proc_pb2 import ProcessingRequest
 from extproc.serve.replies import GO_ON_RESPONSE_BODY
 
-SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-
 # Envoy counts attempts and flags in 32 bits; anything beyond is noise.
 _MAX_NUMBER: Final = float(2**32)
 _EXACT_INTEGER: Final = float(2**53)
@@ -92,7 +90,7 @@ def _subset(spaces: Metadata) -> tuple[str, ...] | None:
 
     The hint is a list, or one string with commas.
     """
-    space = spaces.filter_metadata.get(SUBSET_NAMESPACE)
+    space = spaces.filter_metadata.get(names.SUBSET_NAMESPACE)
     value = None if space is None else space.fields.get(names.SUBSET)
     if value is None:
         return None

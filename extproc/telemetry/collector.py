@@ -64,7 +64,6 @@ class FleetCollector(Collector):
         metrics = self._metrics
         return {
             families.STREAMS: [((), metrics.open_streams)],
-            families.CONFIG_REFUSED: [((), metrics.is_config_refused)],
             families.LOOP_STALL: [((), metrics.take_longest_stall())],
             families.READY: [((), self._is_ready())],
             families.BUILD: [((self._version,), 1)],

@@ -101,18 +101,6 @@ LOG_ENTRIES: Final = Family(
     (),
     "Entries that came over Envoy's access log.",
 )
-RELOADS: Final = Family(
-    "llmgw_config_reloads_total",
-    Kind.COUNTER,
-    ("result",),
-    "Changed configurations, applied or refused.",
-)
-CONFIG_REFUSED: Final = Family(
-    "llmgw_config_refused",
-    Kind.GAUGE,
-    (),
-    "1 while the configuration on disk is refused and an older one is in force.",
-)
 LOOP_STALL: Final = Family(
     "llmgw_event_loop_stall_seconds",
     Kind.GAUGE,
@@ -206,8 +194,6 @@ FAMILIES: Final = (
     ACTIONS_REFUSED,
     UNREADABLE,
     LOG_ENTRIES,
-    RELOADS,
-    CONFIG_REFUSED,
     LOOP_STALL,
     READY,
     BUILD,

@@ -71,7 +71,6 @@ class Metrics:
         self._durations: dict[str, Histogram] = {}
         self._messages = {phase: Histogram(_WORK_SECONDS) for phase in Phase}
         self.open_streams = 0
-        self.is_config_refused = False
         self._longest_stall_seconds = 0.0
         for family in families.FAMILIES:
             if family.kind is families.Kind.COUNTER and not family.labels:
@@ -134,16 +133,6 @@ class Metrics:
         self._counts[families.LOG_ENTRIES][()] += count
 
     # What the process tells.
-
-    def config_applied(self) -> None:
-        """A changed configuration is in force."""
-        self._counts[families.RELOADS][("applied",)] += 1
-        self.is_config_refused = False
-
-    def config_refused(self) -> None:
-        """A changed configuration was refused; the older one stays in force."""
-        self._counts[families.RELOADS][("refused",)] += 1
-        self.is_config_refused = True
 
     def stalled(self, seconds: float) -> None:
         """The event loop was busy for `seconds` at a stretch."""

@@ -9,6 +9,7 @@ such a header and Envoy writes none to an HTTP/1 endpoint, but the log can read 
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 from extproc import clusters, headers
@@ -17,36 +18,37 @@ from extproc.xds.tree import Tree, extension
 REQUEST_LOG: Final = "request"
 ATTEMPT_LOG: Final = "attempt"
 
-# The custom tag that holds the decision id.
-DECISION_TAG: Final = "decision"
-
 _GRPC_LOG: Final = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
 
-_FROM_METADATA: Final[Tree] = {
-    "metadata": {
-        "kind": {"request": {}},
-        "metadata_key": {
-            "key": headers.DECISION_NAMESPACE,
-            "path": [{"key": headers.DECISION_KEY}],
-        },
+_FROM_METADATA: Final[Tree] = MappingProxyType(
+    {
+        "metadata": {
+            "kind": {"request": {}},
+            "metadata_key": {
+                "key": headers.DECISION_NAMESPACE,
+                "path": [{"key": headers.DECISION_KEY}],
+            },
+        }
     }
-}
-_FROM_HEADER: Final[Tree] = {"request_header": {"name": headers.LOGGED_DECISION}}
+)
+_FROM_HEADER: Final[Tree] = MappingProxyType({"request_header": {"name": headers.LOGGED_DECISION}})
 
-_DECIDED_REQUEST: Final[Tree] = {
-    "metadata_filter": {
-        "matcher": {
-            "filter": headers.DECISION_NAMESPACE,
-            "path": [{"key": headers.DECISION_KEY}],
-            "value": {"present_match": True},
-        },
-        "match_if_key_not_found": False,
+_DECIDED_REQUEST: Final[Tree] = MappingProxyType(
+    {
+        "metadata_filter": {
+            "matcher": {
+                "filter": headers.DECISION_NAMESPACE,
+                "path": [{"key": headers.DECISION_KEY}],
+                "value": {"present_match": True},
+            },
+            "match_if_key_not_found": False,
+        }
     }
-}
-_DECIDED_ATTEMPT: Final[Tree] = {
-    "header_filter": {"header": {"name": headers.LOGGED_DECISION, "present_match": True}}
-}
-_FLAGGED: Final[Tree] = {"response_flag_filter": {}}
+)
+_DECIDED_ATTEMPT: Final[Tree] = MappingProxyType(
+    {"header_filter": {"header": {"name": headers.LOGGED_DECISION, "present_match": True}}}
+)
+_FLAGGED: Final[Tree] = MappingProxyType({"response_flag_filter": {}})
 
 
 def _status(op: str, value: int) -> Tree:
@@ -71,7 +73,7 @@ def _log(name: str, decision: Tree, conditions: list[Tree]) -> Tree:
                     "transport_api_version": "V3",
                     "grpc_service": {"envoy_grpc": {"cluster_name": clusters.ACCESS_LOG}},
                     "buffer_flush_interval": "0.2s",
-                    "custom_tags": [{"tag": DECISION_TAG, **decision}],
+                    "custom_tags": [{"tag": headers.DECISION_TAG, **decision}],
                 },
                 "additional_response_headers_to_log": [headers.RETRY_AFTER],
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final
 
 from extproc import clusters
@@ -13,12 +14,14 @@ from extproc.xds.pools import Pool, pools
 from extproc.xds.service_cluster import service_cluster
 from extproc.xds.tree import Tree
 
-_NONE: Final[Tree] = {
-    "name": clusters.NONE,
-    "type": "STATIC",
-    "connect_timeout": "1s",
-    "load_assignment": {"cluster_name": clusters.NONE},
-}
+_NONE: Final[Tree] = MappingProxyType(
+    {
+        "name": clusters.NONE,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": clusters.NONE},
+    }
+)
 
 
 def all_clusters(config: Config, steering: Steering) -> list[Tree]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Final
 
 from extproc.routing.endpoint import Tls, Url
@@ -15,21 +16,23 @@ _ROOTS: Final = "/etc/ssl/certs/ca-certificates.crt"
 
 # Envoy's own defaults (1024 requests, 3 retries) break under long streams: a retried request holds
 # its retry until the end of its answer.
-LIMITS: Final[Tree] = {
-    "thresholds": [
-        {
-            "max_connections": 100_000,
-            "max_pending_requests": 100_000,
-            "max_requests": 100_000,
-            "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 1000},
-        }
-    ]
-}
+LIMITS: Final[Tree] = MappingProxyType(
+    {
+        "thresholds": [
+            {
+                "max_connections": 100_000,
+                "max_pending_requests": 100_000,
+                "max_requests": 100_000,
+                "retry_budget": {"budget_percent": {"value": 100}, "min_retry_concurrency": 1000},
+            }
+        ]
+    }
+)
 
 # A host that vanishes during a long silence is noticed after 90 s instead of never.
-KEEPALIVE: Final[Tree] = {
-    "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}
-}
+KEEPALIVE: Final[Tree] = MappingProxyType(
+    {"tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}}
+)
 
 
 def is_ip(host: str) -> bool:
@@ -83,10 +86,11 @@ def discovery(hosts: Iterable[str]) -> Tree:
             {
                 # Every address of the name is a host: STRICT_DNS in Envoy's older words.
                 "all_addresses_in_single_endpoint": False,
-                "respect_dns_ttl": True,
                 # A name with both kinds of address, as localhost has, is mostly served on IPv4.
                 "dns_lookup_family": "V4_PREFERRED",
-                "dns_refresh_rate": "30s",
+                # A name that does not exist yet is no failure to Envoy, and resolvers of container
+                # networks give names a time to live of hours: both are asked again soon.
+                "dns_refresh_rate": "5s",
                 "dns_failure_refresh_rate": {"base_interval": "1s", "max_interval": "10s"},
             },
         )

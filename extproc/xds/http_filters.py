@@ -17,6 +17,8 @@ _HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.Head
 # namespace that the service reads says in every other case what was wrong.
 _NAMED_NAMESPACE: Final = "llmgw.named"
 
+# Where a filter before ours may say which endpoints a request is limited to.
+
 # What the exchange reads; nothing else leaves Envoy, and above all no key does.
 _READ_FROM_REQUESTS: Final = (
     ":method",
@@ -135,6 +137,7 @@ def _ext_proc(config: Config, steering: Steering) -> Tree:
             received.append(headers.ROUTE_NAMESPACE)
         case Steering.ENDPOINT_PICKER:
             received.append(headers.PICKER_NAMESPACE)
+            forwarded.append(headers.SUBSET_NAMESPACE)
         case Steering.CLUSTER_HEADER:
             pass
     return extension(

@@ -12,6 +12,9 @@ from extproc.xds.local_replies import local_reply_config
 from extproc.xds.routes import virtual_host
 from extproc.xds.tree import Json, Tree, address, extension, seconds, typed
 
+# As much as Envoy buffers of an HTTP/1 connection in any case.
+_WINDOW_BYTES: Final = 1024 * 1024
+
 _HCM: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
 
@@ -37,6 +40,8 @@ def _connection_manager(config: Config, steering: Steering) -> Tree:
         "request_headers_timeout": "10s",
         "max_request_headers_kb": 96,
         "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": "llmgw"},
+        # Envoy buffers at least a window, 16 MiB by default, whatever the body limit is.
+        "http2_protocol_options": {"initial_stream_window_size": _WINDOW_BYTES},
         "common_http_protocol_options": {
             "idle_timeout": "3600s",
             "headers_with_underscores_action": "ALLOW",

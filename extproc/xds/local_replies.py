@@ -9,6 +9,7 @@ that routes give directly are made here as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from extproc.errors import Reason, Rejection
@@ -21,7 +22,9 @@ _CEL: Final = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
 _SOON_SECONDS: Final = 1.0
 
 # A path of each flavour, for the envelope alone.
-_EXAMPLES: Final = {Flavour.OPENAI: "/v1/chat/completions", Flavour.ANTHROPIC: "/v1/messages"}
+_EXAMPLES: Final = MappingProxyType(
+    {Flavour.OPENAI: "/v1/chat/completions", Flavour.ANTHROPIC: "/v1/messages"}
+)
 
 _ANTHROPIC_PATHS: Final = (
     "(request.url_path == '/v1/messages' || request.url_path.startsWith('/v1/messages/'))"

@@ -37,7 +37,6 @@ _NO_STORE_ON: Final = "([^0f].*|0.+|f([^a].*|a([^l].*|l([^s].*|s([^e].*|e.+)?)?)
 
 RETRIABLE: Final = (429, 500, 502, 503, 504, 508)
 
-
 _METHOD: Final = ":method"
 _UPGRADE: Final = "upgrade"
 

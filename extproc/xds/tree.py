@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -50,7 +51,9 @@ def plain(value: object) -> Json:
     """
     if isinstance(value, str):
         return str(value)  # an enum's member becomes its text
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -34,7 +34,7 @@ def test_check_says_that_a_good_file_is_good(runner: CliRunner, tmp_path: Path) 
     """Exit 0, and what the file has in it."""
     result = runner.invoke(app, ["check", write(tmp_path, GOOD)])
     assert result.exit_code == 0
-    assert "ok, 1 endpoints, 1 models, steering priority-group" in result.stdout
+    assert "ok, 1 endpoint, 1 model, steering priority-group" in result.stdout
 
 
 def test_check_names_file_line_key_and_what_would_be_right(

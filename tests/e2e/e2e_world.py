@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-import anthropic
 import msgspec
-import openai
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI, AsyncStream, OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config.values import Steering
@@ -155,25 +156,26 @@ class World:
     engines: Mapping[str, LabEngine]
     _session: aiohttp.ClientSession
     _booked: Page = field(default_factory=lambda: Page(()))
+    _overlooked: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @asynccontextmanager
-    async def openai(self) -> AsyncIterator[openai.AsyncOpenAI]:
+    async def openai(self) -> AsyncIterator[AsyncOpenAI]:
         """The asynchronous client; it never retries by itself."""
-        async with openai.AsyncOpenAI(
+        async with AsyncOpenAI(
             base_url=f"{self.stack.url}/v1", api_key=CLIENT_KEY, max_retries=0, timeout=30.0
         ) as client:
             yield client
 
-    def blocking_openai(self) -> openai.OpenAI:
+    def blocking_openai(self) -> OpenAI:
         """The synchronous client, for a thread of its own."""
-        return openai.OpenAI(
+        return OpenAI(
             base_url=f"{self.stack.url}/v1", api_key=CLIENT_KEY, max_retries=0, timeout=30.0
         )
 
     @asynccontextmanager
-    async def anthropic(self) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async def anthropic(self) -> AsyncIterator[AsyncAnthropic]:
         """Anthropic's asynchronous client; it never retries by itself."""
-        async with anthropic.AsyncAnthropic(
+        async with AsyncAnthropic(
             base_url=self.stack.url, api_key=CLIENT_KEY, max_retries=0, timeout=30.0
         ) as client:
             yield client
@@ -239,16 +241,17 @@ class World:
     async def until_attempts(self, expected: Mapping[tuple[str, str], int]) -> None:
         """Exactly these attempts have been booked since `forget`, by endpoint and outcome."""
         found: dict[tuple[str, str], int] = {}
+        wanted = self._overlooked + Counter(expected)
 
         async def is_booked() -> bool:
             nonlocal found
             found = await self.new_attempts()
-            return sum(found.values()) >= sum(expected.values())
+            return sum(found.values()) >= wanted.total()
 
         try:
-            await until(is_booked, f"attempts {expected}")
+            await until(is_booked, f"attempts {wanted}")
         finally:
-            assert found == dict(expected)
+            assert found == dict(wanted)
 
     async def new_attempts(self) -> dict[tuple[str, str], int]:
         """The attempts booked since `forget`, by endpoint and outcome."""
@@ -272,16 +275,25 @@ class World:
         if attempts:
             await until(self._is_all_booked, "every attempt booked")
         self._booked = await self.page()
+        self.overlook()
+        self._overlooked.clear()
+
+    def overlook(self) -> None:
+        """The engines have seen nothing; what they had seen is a success each, booked or not."""
+        for name, number in self.requests().items():
+            self._overlooked[name, "success"] += number
         for engine in self.engines.values():
             engine.records.reset()
 
     async def _is_all_booked(self) -> bool:
         """Whether each attempt that an engine has seen has its outcome."""
         booked = await self.new_attempts()
-        return all(
-            sum(number for (where, _), number in booked.items() if where == name) >= seen
-            for name, seen in self.requests().items()
-        )
+        seen = Counter(self.requests())
+        for (name, _), number in self._overlooked.items():
+            seen[name] += number
+        for (name, _), number in booked.items():
+            seen[name] -= number
+        return all(number <= 0 for number in seen.values())
 
 
 @asynccontextmanager
@@ -333,7 +345,7 @@ def chat_body(model: str | None = MODEL, **fields: object) -> bytes:
 
 
 async def chat(
-    client: openai.AsyncOpenAI, session: str | None = None, model: str = MODEL
+    client: AsyncOpenAI, session: str | None = None, model: str = MODEL
 ) -> ChatCompletion:
     """The SDK's answer to a small chat request."""
     named = {} if session is None else {"x-session-id": session}
@@ -342,14 +354,18 @@ async def chat(
     )
 
 
+async def listen(stream: AsyncStream[ChatCompletionChunk], heard: list[str]) -> None:
+    """Every piece of text that the stream carries is in `heard`, to its end, good or bad."""
+    async for chunk in stream:
+        heard += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+
+
 def fresh(what: str) -> str:
     """A name that no other test uses."""
     return f"{what}-{os.getpid()}-{next(_NUMBERS)}"
 
 
-async def until(
-    holds: Callable[[], Awaitable[bool]], what: str, seconds: float = SECONDS
-) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], what: str, seconds: float = SECONDS) -> None:
     """The condition holds, within `seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

@@ -8,7 +8,7 @@ from contextlib import suppress
 import openai
 import pytest
 import pytest_asyncio
-from e2e_world import CHAT, HELLO, INFLIGHT, MODEL, STREAMS, World, chat_body
+from e2e_world import CHAT, HELLO, INFLIGHT, MODEL, STREAMS, World, chat_body, listen
 
 from extproc.lab.engine_http import LabEngine
 from extproc.lab.faults import Fault, FaultKind
@@ -162,15 +162,14 @@ async def test_an_engine_that_cuts_its_stream(trio: World) -> None:
     """The count is 0 at once, and the cut is the engine's failure."""
     for engine in trio.engines.values():
         engine.inject(Fault(kind=FaultKind.CUT, chunks=3))
-    heard = 0
+    heard: list[str] = []
     async with trio.openai() as client:
         stream = await client.chat.completions.create(
             model=MODEL, messages=HELLO, max_tokens=50, stream=True
         )
         with pytest.raises(openai.APIConnectionError):
-            async for chunk in stream:
-                heard += bool(chunk.choices and chunk.choices[0].delta.content)
-    assert heard == 3
+            await listen(stream, heard)
+    assert len(heard) == 3
     await trio.until_idle()
     await trio.until_attempts({(next(iter(trio.requests())), "failure"): 1})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import openai
@@ -13,7 +13,6 @@ import pytest_asyncio
 from e2e_world import (
     CHAT,
     DISPATCHED,
-    FAILED_OPEN,
     HELLO,
     MODEL,
     World,
@@ -23,6 +22,7 @@ from e2e_world import (
     standing,
     until,
 )
+from openai.types.chat import ChatCompletionChunk
 
 from extproc.lab.engine_http import LabEngine
 from extproc.lab.records import Outcome
@@ -81,7 +81,7 @@ async def world(started: World) -> AsyncIterator[World]:
 
 
 @asynccontextmanager
-async def running_stream(world: World) -> AsyncIterator[openai.AsyncStream[object]]:
+async def running_stream(world: World) -> AsyncIterator[openai.AsyncStream[ChatCompletionChunk]]:
     """A stream of which a few tokens have come and many are still to come."""
     async with world.openai() as client:
         stream = await client.chat.completions.create(
@@ -93,7 +93,7 @@ async def running_stream(world: World) -> AsyncIterator[openai.AsyncStream[objec
         await stream.close()
 
 
-async def rest_of(stream: openai.AsyncStream[object]) -> int:
+async def rest_of(stream: openai.AsyncStream[ChatCompletionChunk]) -> int:
     """How many more chunks came, to the stream's good end."""
     return len([chunk async for chunk in stream])
 
@@ -101,14 +101,6 @@ async def rest_of(stream: openai.AsyncStream[object]) -> int:
 def served(world: World) -> list[str]:
     """The engines that have served something."""
     return [name for name, engine in world.engines.items() if engine.counters.served]
-
-
-async def seconds_of(asking: asyncio.Task[object]) -> float:
-    """How long the task took from now on."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    await asking
-    return loop.time() - began
 
 
 async def test_killed_unrestricted_requests_are_served(world: World) -> None:
@@ -251,7 +243,6 @@ async def test_killed_and_back_under_load(world: World) -> None:
 
 async def test_frozen_requests_fail_open_after_the_message_timeout(world: World) -> None:
     """About a second late; a restricted one is refused then. Thawed, nothing is left over."""
-    before = (await world.page()).total(FAILED_OPEN)
     world.stack.service.send(signal.SIGSTOP)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -267,12 +258,6 @@ async def test_frozen_requests_fail_open_after_the_message_timeout(world: World)
     assert set(served(world)) <= {"a", "b"}
     world.stack.service.send(signal.SIGCONT)
     await world.until_idle()
-
-    async def is_counted() -> bool:
-        return (await world.page()).total(FAILED_OPEN) == before + 2
-
-    # What was refused for good is no request that went on without us, but Envoy does not say so.
-    del is_counted
     async with world.openai() as client:
         assert (await chat(client)).usage is not None
 
@@ -296,13 +281,13 @@ async def test_frozen_a_running_stream_is_not_disturbed(world: World) -> None:
 
 async def test_frozen_for_long_it_recovers_by_itself(world: World) -> None:
     """Streams that ended meanwhile are not counted for ever, and decisions are followed again."""
-    names: Sequence[str] = ("a", "b")
     async with running_stream(world), running_stream(world):
         assert await world.inflight() == 2
         world.stack.service.send(signal.SIGSTOP)
     # Both clients have left while nobody was there to be told.
-    for name in names:
-        await world.engines[name].until(lambda: not world.engines["a"].running)
+    for name in ("a", "b"):
+        engine = world.engines[name]
+        await engine.until(lambda engine=engine: engine.running == 0)  # type: ignore[misc]  # this round's
     world.stack.service.send(signal.SIGCONT)
     await world.until_idle()
     session = fresh("session")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import CONFIG, World
+from world import CONFIG, World, attempt_log, breaker, names, request_log, streak
 
 from extproc.exchange.ledger import GRACE_SECONDS
-from extproc.exchange.messages import AttemptLog, RequestLog, Steer
+from extproc.exchange.messages import AttemptLog, Steer
 from extproc.exchange.outcome import Flag, Outcome
 from extproc.routing.endpoint import BreakerState
 
@@ -18,37 +18,6 @@ UH = int(Flag.NO_HEALTHY_UPSTREAM)
 NC = int(Flag.NO_CLUSTER)
 DC = int(Flag.DOWNSTREAM_TERMINATION)
 URX = int(Flag.RETRY_LIMIT_EXCEEDED)
-
-
-def names(steer: Steer) -> list[str]:
-    """The endpoints of a steering, in order."""
-    return [cluster.removeprefix("ep-") for cluster in steer.clusters]
-
-
-def attempt_log(
-    steer: Steer, index: int, status: int = 0, flags: int = 0, retry_after: str | None = None
-) -> AttemptLog:
-    """Envoy's log entry of the attempt at list element `index`."""
-    return AttemptLog(steer.decision_id, steer.clusters[index], status, flags, "", retry_after)
-
-
-def request_log(steer: Steer, status: int, flags: int, cluster: str = "") -> RequestLog:
-    """Envoy's log entry of the whole request."""
-    return RequestLog(steer.decision_id, cluster, status, flags, "", 1)
-
-
-def breaker(world: World, name: str) -> BreakerState:
-    """The state of one endpoint's breaker."""
-    live = world.core.registry.live(name)
-    assert live is not None
-    return live.breaker.state(world.now)
-
-
-def streak(world: World, name: str) -> int:
-    """The consecutive failures of one endpoint."""
-    live = world.core.registry.live(name)
-    assert live is not None
-    return live.breaker.streak
 
 
 def test_a_clean_answer_is_a_success_only_after_the_grace(world: World) -> None:
@@ -198,9 +167,7 @@ def test_a_request_entry_with_another_attempts_cluster_blames_nobody(world: Worl
     """Envoy's entry of a request without a host names the attempt before."""
     exchange, steer = world.route()
     final = steer.clusters[1]
-    world.respond(
-        exchange, 503, attempts=2, flags=UH, details="no_healthy_upstream", cluster=final
-    )
+    world.respond(exchange, 503, attempts=2, flags=UH, details="no_healthy_upstream", cluster=final)
     exchange.end(world.now)
     world.core.ledger.logged(attempt_log(steer, 0, 429, 0, "1"), world.now)
     world.core.ledger.logged(request_log(steer, 503, UH, steer.clusters[0]), world.now)

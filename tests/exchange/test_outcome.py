@@ -12,6 +12,7 @@ from extproc.exchange.outcome import (
     Outcome,
     backpressure_seconds,
     classify,
+    retry_after_seconds,
 )
 
 VIA = "via_upstream"
@@ -100,6 +101,37 @@ def test_the_engines_500_after_the_last_retry_is_a_failure() -> None:
     assert classify(500, Flag.RETRY_LIMIT_EXCEEDED, VIA, None) is Outcome.FAILURE
 
 
+@pytest.mark.parametrize(
+    ("status", "retry_after", "expected"),
+    [
+        (503, None, Outcome.FAILURE),
+        (503, "3", Outcome.BACKPRESSURE),
+        (429, None, Outcome.BACKPRESSURE),
+    ],
+)
+def test_an_answer_that_envoy_had_no_room_to_retry_is_the_endpoints(
+    status: int, retry_after: str | None, expected: Outcome
+) -> None:
+    """The overflow is of retries: the endpoint was reached, and this is what it said."""
+    flags = Flag.UPSTREAM_OVERFLOW | Flag.RETRY_LIMIT_EXCEEDED
+    assert classify(status, flags, VIA, retry_after) is expected
+
+
+def test_a_broken_connection_that_envoy_had_no_room_to_retry_is_a_failure() -> None:
+    """The overflow does not unmake what came before it."""
+    flags = Flag.UPSTREAM_CONNECTION_FAILURE | Flag.UPSTREAM_OVERFLOW
+    assert classify(503, flags, "upstream_reset", None) is Outcome.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(504, Outcome.FAILURE), (408, Outcome.NOBODY), (200, Outcome.NOBODY)],
+)
+def test_an_idle_stream_is_a_failure_where_no_answer_began(status: int, expected: Outcome) -> None:
+    """504: the endpoint had the whole request. 408: the client had not sent it. 200: either."""
+    assert classify(status, Flag.STREAM_IDLE_TIMEOUT, "stream_idle_timeout", None) is expected
+
+
 @given(
     status=st.integers(0, 999),
     flags=st.integers(0, 2**30),
@@ -136,6 +168,13 @@ def test_retry_after_is_read_as_seconds_and_junk_as_the_default(
 ) -> None:
     """Only a plain count of seconds is believed."""
     assert backpressure_seconds(text) == expected
+    assert retry_after_seconds(text) in {expected, None}
+
+
+@pytest.mark.parametrize("text", [None, "", "-1", "nan", "soon", "Wed, 21 Oct 2026 07:28:00 GMT"])
+def test_what_is_no_count_of_seconds_is_no_retry_after(text: str | None) -> None:
+    """A floor of nothing is none."""
+    assert retry_after_seconds(text) is None
 
 
 @given(st.text(max_size=40))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from extproc.config.values import ClientPolicy, Config, Federation
@@ -10,15 +10,19 @@ from extproc.errors import Reason
 from extproc.exchange.exchange import Exchange
 from extproc.exchange.messages import (
     Action,
+    AttemptLog,
     Continue,
     Phase,
     RequestHeaders,
+    RequestLog,
     ResponseHeaders,
     Steer,
 )
 from extproc.exchange.outcome import Outcome
+from extproc.routing.breaker import Verdict
 from extproc.routing.catalog import ModelEntry
-from extproc.routing.endpoint import BreakerSettings, Info, Kind, Peer, Url
+from extproc.routing.endpoint import BreakerSettings, BreakerState, Info, Kind, Peer, Url
+from extproc.routing.registry import Live
 from extproc.serve.assembly import Core, assemble
 
 
@@ -119,6 +123,57 @@ class World:
     def attempts_of(self, endpoint: str) -> list[Outcome]:
         """The outcomes that were booked for one endpoint."""
         return [outcome for name, outcome in self.told.attempts if name == endpoint]
+
+
+def names(steer: Steer) -> list[str]:
+    """The endpoints of a steering, in order."""
+    return [cluster.removeprefix("ep-") for cluster in steer.clusters]
+
+
+def attempt_log(
+    steer: Steer, index: int, status: int = 0, flags: int = 0, retry_after: str | None = None
+) -> AttemptLog:
+    """Envoy's log entry of the attempt at list element `index`."""
+    return AttemptLog(steer.decision_id, steer.clusters[index], status, flags, "", retry_after)
+
+
+def request_log(
+    steer: Steer, status: int, flags: int, cluster: str = "", attempts: int = 1
+) -> RequestLog:
+    """Envoy's log entry of the whole request."""
+    return RequestLog(steer.decision_id, cluster, status, flags, "", attempts)
+
+
+def live_of(world: World, name: str) -> Live:
+    """The live state of one endpoint."""
+    live = world.core.registry.live(name)
+    assert live is not None
+    return live
+
+
+def breaker(world: World, name: str) -> BreakerState:
+    """The state of one endpoint's breaker."""
+    return live_of(world, name).breaker.state(world.now)
+
+
+def streak(world: World, name: str) -> int:
+    """The consecutive failures of one endpoint."""
+    return live_of(world, name).breaker.streak
+
+
+def rest(world: World, name: str) -> None:
+    """The endpoint's breaker is open for a second."""
+    live = live_of(world, name)
+    live.breaker.hold(world.now + 1, world.now)
+    live.touch()
+
+
+def open_breaker(world: World, name: str) -> None:
+    """The endpoint has failed three times in a row, which opens its breaker."""
+    for _ in range(3):
+        ticket = replace(live_of(world, name).ticket, epoch=live_of(world, name).breaker.epoch)
+        world.core.registry.verdict(ticket, Verdict.FAILURE, world.now)
+    assert breaker(world, name) is BreakerState.OPEN
 
 
 def engine(name: str, port: int, *models: str, **more: object) -> Info:

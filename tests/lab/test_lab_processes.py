@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from extproc.lab.processes import Child, ChildFailed, envoy_binary, free_port
+from extproc.lab.processes import Child, ChildFailed, free_port
 
 PATIENT = "import signal, time; print('up', flush=True); time.sleep(60)"
 STUBBORN = (
@@ -97,11 +97,3 @@ def test_a_free_port_can_be_listened_on() -> None:
     """The port that is given is free."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))
-
-
-def test_the_binary_that_is_named_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """$ENVOY comes before the package's own."""
-    monkeypatch.setenv("ENVOY", "/opt/envoy")
-    assert envoy_binary() == "/opt/envoy"
-    monkeypatch.delenv("ENVOY")
-    assert envoy_binary().endswith("envoy")

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from math import exp
 from random import Random
 
@@ -112,14 +113,20 @@ def query_filter(live: Live, query: Query) -> Filter | None:
 
 def ring_order(ids: list[str], key_hash: int) -> list[int]:
     """The positions as a clockwise walk from the key meets them."""
-    nodes = sorted(
+    nodes = ring_nodes(tuple(ids))
+    start = bisect_left(nodes, (key_hash, -1))
+    walk = [position for _, position in nodes[start:] + nodes[:start]]
+    return list(dict.fromkeys(walk))
+
+
+@lru_cache(maxsize=64)
+def ring_nodes(ids: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Every virtual node's hash and position, sorted."""
+    return sorted(
         (xxh64_intdigest(f"{name}#{number:02d}".encode()), position)
         for position, name in enumerate(ids)
         for number in range(64)
     )
-    start = bisect_left(nodes, (key_hash, -1))
-    walk = [position for _, position in nodes[start:] + nodes[:start]]
-    return list(dict.fromkeys(walk))
 
 
 class Reference:
@@ -160,7 +167,7 @@ class Reference:
         scored = self.score(lives, usable, strategy, query, now)
         outcome.scores = {one.live.info.id: one.total for one in scored.values()}
         whole = sum(map(units, shares(strategy).values()))
-        outcome.scores = {name: total / whole for name, total in outcome.scores.items() if whole}
+        outcome.scores = {name: total / (whole or 1) for name, total in outcome.scores.items()}
         ranked = [*scored.values()]
         if probes:
             chosen = min(probes, key=lambda p: (-lives[p].info.priority, p))
@@ -268,7 +275,7 @@ class Reference:
             mean = units(float(Fraction(sum(having), UNIT)) / len(having))
         return max(0, mean - units(share[name] * 0.01)) if one.is_stale else mean
 
-    def targets(
+    def targets(  # noqa: PLR0917 - a private step of one algorithm
         self,
         lives: list[Live],
         found: dict[int, Scored],

@@ -12,11 +12,10 @@ from serve_fakes import Tally, silent_lines
 
 from extproc.exchange.messages import AttemptLog, LogEntry, RequestLog
 from extproc.exchange.outcome import Flag
-from extproc.serve.access_log import DECISION_TAG, AccessLogStream, parse_log
+from extproc.serve.access_log import AccessLogStream, parse_log
 from extproc.serve.pb import access_log_pb2 as pb
 from extproc.serve.stream import StreamBroken, StreamEnd
 from extproc.serve.wire import Unreadable
-from extproc.xds import access_log as rendered
 
 PAGES = Path(__file__).parent / "access_log"
 
@@ -122,11 +121,6 @@ def test_the_decision_is_found_in_the_metadata_too() -> None:
     space.fields["id"].string_value = b"i1-7"
     (parsed,) = parse_log(one(entry))
     assert parsed.decision_id == "i1-7"
-
-
-def test_the_tag_is_the_one_that_envoy_is_told_to_write() -> None:
-    """Reader and rendered configuration name the decision's tag alike."""
-    assert rendered.DECISION_TAG == DECISION_TAG
 
 
 def test_bytes_that_are_not_utf8_do_not_spoil_a_message() -> None:

@@ -25,10 +25,21 @@ models:
 """
 
 
-def core() -> Core:
-    """The core of `TEXT`."""
+FEDERATED = """
+cluster_id: home
+endpoints:
+  - {id: a, url: 'http://127.0.0.1:1', models: [m], engine: none}
+  - {id: p, url: 'http://127.0.0.1:5', models: [x/m], kind: peer, peer: {name: x, cluster_id: xx}}
+models:
+  theirs: {split: {x/m: 1}}
+  half-ours: {split: {x/m: 1, m: 1}}
+"""
+
+
+def core(text: str = TEXT) -> Core:
+    """The core of a configuration."""
     return assemble(
-        parse(TEXT),
+        parse(text),
         observer=NoObserver(),
         random=Random(1),
         is_ready=lambda: True,
@@ -63,6 +74,24 @@ def test_models_and_aliases_are_listed_with_the_given_time() -> None:
 def test_a_model_under_another_name_needs_the_body() -> None:
     """What an endpoint calls otherwise is known to be foreign."""
     assert isinstance(ask(core(), ("x-my-model", b"r"), path=b"/v1/completions"), NeedBody)
+
+
+def test_the_cluster_header_knows_no_alternatives() -> None:
+    """It names one cluster, so a retry would go to the same endpoint again."""
+    action = ask(
+        core(f"{TEXT}steering: cluster-header\n"), ("x-my-model", b"m"), path=b"/v1/completions"
+    )
+    assert isinstance(action, Steer)
+    assert len(action.clusters) == 1
+    assert ("x-envoy-max-retries", b"0") in action.set_headers
+
+
+def test_a_split_of_models_that_are_not_ours_is_not_offered_to_peers() -> None:
+    """A peer that lists us is shown what we serve ourselves."""
+    action = ask(core(FEDERATED), ("x-llmgw-hop", b"other"), method=b"GET", path=b"/v1/models")
+    assert isinstance(action, Immediate)
+    names = {card["id"] for card in json.loads(action.body)["data"]}
+    assert names == {"m", "half-ours"}
 
 
 def test_two_processes_never_share_a_decision_id() -> None:

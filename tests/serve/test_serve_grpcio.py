@@ -468,6 +468,72 @@ async def test_a_port_is_not_shared(echoes: Echoes, transport: GrpcTransport) ->
         await GrpcTransport(echoes, GrpcSettings(str(transport.address))).start()
 
 
+class DeadContext:
+    """The context of a call that is already gone, but for one message."""
+
+    def __init__(self) -> None:
+        self.codes: list[grpc.StatusCode] = []
+
+    async def read(self) -> bytes:
+        return b"a"
+
+    async def write(self, message: bytes) -> None:
+        raise grpc.aio.UsageError(message)
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.codes.append(code)
+
+
+async def test_a_reply_to_a_dead_call_is_an_end(echoes: Echoes, transport: GrpcTransport) -> None:
+    """A write that the library refuses ends the stream with its reply unwritten."""
+    await transport.ext_proc(empty(), DeadContext())  # type: ignore[arg-type]  # a stand-in
+    assert echoes.streams[0].ends == [StreamEnd.CANCELLED]
+    assert not echoes.streams[0].written_after
+
+
+async def test_a_stream_that_comes_too_late_is_refused(
+    echoes: Echoes, transport: GrpcTransport
+) -> None:
+    """What the library had accepted and not begun when it stopped gets no handler."""
+    await transport.stop(0)
+    context = DeadContext()
+    await transport.ext_proc(empty(), context)  # type: ignore[arg-type]  # a stand-in
+    assert context.codes == [grpc.StatusCode.UNAVAILABLE]
+    assert not echoes.streams
+
+
+async def empty() -> AsyncIterator[bytes]:
+    """No messages: the transport reads from the context."""
+    messages: list[bytes] = []
+    for message in messages:
+        yield message
+
+
+PING, GOAWAY = 6, 7
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """An HTTP/2 frame of the connection."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, 0)) + bytes(4) + payload
+
+
+async def test_frequent_pings_are_welcome(transport: GrpcTransport) -> None:
+    """Envoy's keepalive on an idle connection is answered, never punished with a GOAWAY."""
+    host, _, port = str(transport.address).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, b""))
+    async with asyncio.timeout(5):
+        for number in range(10):
+            ping = number.to_bytes(8, "big")
+            writer.write(frame(PING, ping))
+            kind, payload = 0, b""
+            while (kind, payload) != (PING, ping):
+                head = await reader.readexactly(9)
+                kind, payload = head[3], await reader.readexactly(int.from_bytes(head[:3], "big"))
+                assert kind != GOAWAY
+    writer.close()
+
+
 @pytest.fixture(scope="module")
 def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an authority, a server's identity and a client's."""

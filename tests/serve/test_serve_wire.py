@@ -22,7 +22,7 @@ from extproc.exchange.messages import (
 from extproc.serve.pb import base_pb2
 from extproc.serve.pb import ext_proc_pb2 as pb
 from extproc.serve.replies import GO_ON_RESPONSE_BODY
-from extproc.serve.wire import SUBSET_NAMESPACE, Unasked, Unreadable, parse, phase_of
+from extproc.serve.wire import Unasked, Unreadable, parse, phase_of
 
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 
@@ -116,7 +116,7 @@ def test_what_envoy_read_out_of_the_body_is_text() -> None:
 def test_a_subset_hint_is_a_list_or_a_text(hint: base_pb2.Value, expected: tuple[str, ...]) -> None:
     """Both forms of the hint are read, and an empty hint allows nothing."""
     message = pb.ProcessingRequest()
-    fields = message.metadata_context.filter_metadata[SUBSET_NAMESPACE].fields
+    fields = message.metadata_context.filter_metadata[headers.SUBSET_NAMESPACE].fields
     fields[headers.SUBSET].CopyFrom(hint)
     assert asked(message).subset == expected
 
@@ -125,7 +125,7 @@ def test_without_a_hint_there_is_no_subset() -> None:
     """No namespace, or one without the key, limits nothing."""
     message = pb.ProcessingRequest()
     assert asked(message).subset is None
-    message.metadata_context.filter_metadata[SUBSET_NAMESPACE].SetInParent()
+    message.metadata_context.filter_metadata[headers.SUBSET_NAMESPACE].SetInParent()
     assert asked(message).subset is None
 
 

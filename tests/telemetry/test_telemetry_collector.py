@@ -86,7 +86,6 @@ async def test_an_idle_service_shows_zeros() -> None:
     assert samples["llmgw_failed_open_total"] == 0
     assert samples["llmgw_exchange_errors_total"] == 0
     assert samples["llmgw_ext_proc_streams"] == 0
-    assert samples["llmgw_config_refused"] == 0
     assert samples["llmgw_ready"] == 1
     assert samples["llmgw_build_info version=1.2.3"] == 1
 
@@ -212,3 +211,12 @@ async def test_a_long_page_lets_others_work() -> None:
     page = await write_page(fleet.published)
     other.cancel()
     assert turns > page.count(b"\n") / 500
+
+
+def test_an_endpoint_dropped_during_the_read_is_left_out() -> None:
+    """Readings are taken one by one, and a list may be replaced in between."""
+    fleet = Fleet(engine("a"), engine("b"))
+    readings = fleet.readings()
+    assert next(readings).snapshot.info.id == "a"
+    fleet.endpoints.replace([engine("a")], 100.0)
+    assert list(readings) == []

@@ -36,10 +36,8 @@ def test_it_hears_everything_that_is_told() -> None:
     streams.action_refused()
     streams.unreadable_message()
     logs.log_entries(3)
-    told.config_applied()
     assert told.counts(families.DISPATCHED) == {("a", "gpt-9"): 2}
     assert told.counts(families.ATTEMPTS) == {("a", "failure"): 1}
-    assert told.counts(families.RELOADS) == {("applied",): 1}
     assert told.counts(families.LOG_ENTRIES) == {(): 3}
     for family in (
         families.FAILED_OPEN,
@@ -57,17 +55,6 @@ def test_streams_are_counted_while_they_are_open() -> None:
     told.stream_opened()
     told.stream_closed()
     assert told.open_streams == 1
-
-
-def test_a_refused_configuration_shows_until_one_is_applied() -> None:
-    """The gauge is about now, the counters about all times."""
-    told = metrics()
-    seen = []
-    for happened in (told.config_refused, told.config_applied):
-        happened()
-        seen.append(told.is_config_refused)
-    assert seen == [True, False]
-    assert told.counts(families.RELOADS) == {("refused",): 1, ("applied",): 1}
 
 
 def test_the_longest_stall_is_shown_once() -> None:

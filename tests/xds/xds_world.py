@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc.aio
 
@@ -20,7 +20,9 @@ from extproc.routing.endpoint import Info, Kind, Url
 from extproc.serve.pb.access_log_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
 from extproc.serve.pb.base_pb2 import HeaderValueOption
 from extproc.serve.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from extproc.xds.bootstrap import bootstrap
 from extproc.xds.render import render
+from extproc.xds.tree import plain
 
 CHAT = "/v1/chat/completions"
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
@@ -46,6 +48,11 @@ def config(*endpoints: Info, folder: Path | None = None, models: Sequence[str] =
         listener=Listener(port=0, admin_port=0),
         service=Service(address=f"unix:{(folder or Path('/nowhere')) / 'service.sock'}"),
     )
+
+
+def rendered(configuration: Config, steering: Steering | None = None) -> Any:
+    """The bootstrap as JSON values, without the detour by YAML."""
+    return plain(bootstrap(configuration, steering))
 
 
 def chat(model: str | None) -> bytes:
@@ -210,13 +217,15 @@ class Seen:
 class ScriptedService:
     """An ext_proc and access-log server that says what it is told to say.
 
+    It listens on a Unix socket, or on an address whose port it chooses.
     `answer` replies to request headers, `answer_response` to response headers (None: go on), once
     `may_answer_response` is set, which it is. One that is `silent` takes streams and never replies.
     """
 
-    def __init__(self, socket: Path, *, silent: bool = False) -> None:
+    def __init__(self, place: Path | str, *, silent: bool = False) -> None:
+        self.port = 0
         self._silent = silent
-        self._address = f"unix:{socket}"
+        self._address = f"unix:{place}" if isinstance(place, Path) else place
         self._server: grpc.aio.Server | None = None
         self.answer: Callable[[Seen], ProcessingResponse | None] = lambda _: None
         self.answer_response: Callable[[Seen], ProcessingResponse | None] = lambda _: None
@@ -251,7 +260,7 @@ class ScriptedService:
                 ),
             ]
         )
-        server.add_insecure_port(self._address)
+        self.port = server.add_insecure_port(self._address)
         await server.start()
         self._server = server
         return self

@@ -1,0 +1,73 @@
+"""Runs the cases against a real Envoy and prints a table: number, what, passed.
+
+Arguments are pytest's. The last line is the verdict.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_WIDTH = 84
+
+
+class Tally:
+    """What came of each case; a case passes when all of its tests do."""
+
+    def __init__(self) -> None:
+        self.what: dict[int, str] = {}
+        self.passed: Counter[int] = Counter()
+        self.failed: Counter[int] = Counter()
+        self.broken = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The result of one test counts for its case; a failing set-up or end counts as well."""
+        told = dict(report.user_properties)
+        number, what = told.get("case"), told.get("what")
+        if not isinstance(number, int):
+            return
+        self.what[number] = str(what)
+        if report.failed:
+            self.failed[number] += 1
+        elif report.when == "call":
+            # A test that was skipped has shown nothing.
+            (self.passed if report.passed else self.failed)[number] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be read is a failure of nobody knows which case."""
+        self.broken += report.failed
+
+    def table(self) -> str:
+        """A line for each case, and the sum."""
+        lines = [f"{'case':>4}  {'what':<{_WIDTH}}  passed"]
+        for number in sorted(self.what):
+            what = self.what[number]
+            shown = what if len(what) <= _WIDTH else f"{what[: _WIDTH - 1]}…"
+            good, bad = self.passed[number], self.failed[number]
+            verdict = f"{good}/{good + bad}" + ("" if not bad else "  FAILED")
+            lines.append(f"{number:>4}  {shown:<{_WIDTH}}  {verdict}")
+        bad_cases = sum(1 for number in self.what if self.failed[number]) + self.broken
+        good_cases = sum(1 for number in self.what if not self.failed[number])
+        lines.append(f"cases: {good_cases} passed, {bad_cases} failed")
+        return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """The cases have run; pytest's exit status."""
+    tally = Tally()
+    began = time.monotonic()
+    own = [str(_HERE)] if all(argument.startswith("-") for argument in arguments) else []
+    status = int(pytest.main(["-q", "--dist=loadgroup", *own, *arguments], plugins=[tally]))
+    sys.stdout.write(f"\n{time.monotonic() - began:.0f} s\n{tally.table()}\n")
+    if tally.broken or not tally.what:
+        return status or 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
