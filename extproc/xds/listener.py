@@ -15,6 +15,8 @@ from extproc.xds.tree import Json, Tree, address, extension, seconds, typed
 # As much as Envoy buffers of an HTTP/1 connection in any case.
 _WINDOW_BYTES: Final = 1024 * 1024
 
+_USUAL_BUFFER_BYTES: Final = 1024 * 1024
+
 _HCM: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
 
@@ -86,6 +88,10 @@ def listener(config: Config, steering: Steering) -> Tree:
         "name": "llmgw",
         "address": address(config.listener.host, config.listener.port),
         "filter_chains": [chain],
+        # Envoy's own buffer, which a smaller limit for bodies would not reach into.
+        "per_connection_buffer_limit_bytes": min(
+            config.listener.body_limit_bytes, _USUAL_BUFFER_BYTES
+        ),
     }
 
 

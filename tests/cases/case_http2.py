@@ -166,7 +166,8 @@ class Http2:
     async def close(self) -> None:
         """The connection is closed, whatever was on it."""
         self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await self._reading
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -187,21 +188,27 @@ class Http2:
             await self._writer.drain()
 
     async def _read(self) -> None:
-        data = b""
-        with suppress(OSError):
-            while data := await self._reader.read(65_536):
+        try:
+            while data := await self._received():
                 events = self._connection.receive_data(data)
                 async with self._changed:
                     for event in events:
                         self._take(event)
                     self._changed.notify_all()
                 await self._flush()
-        async with self._changed:
-            self._is_over = True
-            for stream in self._streams.values():
-                stream.is_reset |= not stream.is_over
-                stream.is_over = True
-            self._changed.notify_all()
+        finally:
+            async with self._changed:
+                self._is_over = True
+                for stream in self._streams.values():
+                    stream.is_reset |= not stream.is_over
+                    stream.is_over = True
+                self._changed.notify_all()
+
+    async def _received(self) -> bytes:
+        try:
+            return await self._reader.read(65_536)
+        except OSError:
+            return b""
 
     def _take(self, event: Event) -> None:
         match event:
