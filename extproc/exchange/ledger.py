@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from extproc.clusters import cluster_name
+from extproc.clusters import PICKED, cluster_name
 from extproc.exchange.messages import LogEntry, RequestLog, ResponseHeaders
 from extproc.exchange.observer import Observer
 from extproc.exchange.outcome import (
@@ -43,6 +44,7 @@ class _Due(IntEnum):
 
     HIDDEN_FAILURE = 0
     CLOSE = 1
+    PROBE = 2
 
 
 class Flight:
@@ -163,8 +165,13 @@ class Ledger:
         if message.flags & Flag.NO_HEALTHY_UPSTREAM and not message.cluster:
             # A cluster that Envoy does not know, on any attempt but the first.
             outcome = Outcome.QUARANTINED
+        if message.flags & Flag.NO_HEALTHY_UPSTREAM:
+            # Envoy goes on to no other endpoint from there, so the next request must not meet it.
+            self._registry.quarantine(flight.tickets[final], now + QUARANTINE_SECONDS, now)
         if outcome is Outcome.SUCCESS:
             flight.is_serving = True
+            if final == 0 and flight.permit is not None and flight.permit.is_probe:
+                self._due.append((now + GRACE_SECONDS, _Due.PROBE, 0, flight))
             self._serve(flight, final, message.status, now)
         elif outcome is not Outcome.NOBODY:
             self._charge(
@@ -196,9 +203,9 @@ class Ledger:
         if isinstance(entry, RequestLog):
             self._request_logged(flight, entry, now)
             return
-        if entry.cluster not in flight.clusters:
+        index = _failing(flight, entry.cluster)
+        if index is None:
             return
-        index = flight.clusters.index(entry.cluster)
         outcome = classify(entry.status, entry.flags, entry.details, entry.retry_after)
         if outcome is Outcome.SUCCESS:
             return
@@ -217,10 +224,13 @@ class Ledger:
         due = self._due
         while due and due[0][0] <= now:
             _, kind, index, flight = due.popleft()
-            if kind is _Due.HIDDEN_FAILURE:
-                self._charge(flight, index, Outcome.FAILURE, now)
-            else:
-                self._close(flight, now)
+            match kind:
+                case _Due.HIDDEN_FAILURE:
+                    self._charge(flight, index, Outcome.FAILURE, now)
+                case _Due.PROBE:
+                    self._prove(flight, now)
+                case _Due.CLOSE:
+                    self._close(flight, now)
 
     def _request_logged(self, flight: Flight, entry: RequestLog, now: float) -> None:
         """A request that ended with a flag is an abort, a cut, or at least no success."""
@@ -250,6 +260,21 @@ class Ledger:
             self._charge(flight, flight.answered, Outcome.SUCCESS, now)
         self._acquit(flight, 0, now)
         self._flights.pop(flight.decision_id, None)
+
+    def _prove(self, flight: Flight, now: float) -> None:
+        """A probe whose answer has run well for a while closes its breaker before its end.
+
+        Streams take minutes, and where no other endpoint is left a model would be down for as
+        long. How the stream ends still counts, as an attempt after the closing.
+        """
+        if flight.charged & 1 or not flight.is_serving:
+            return
+        ticket = flight.tickets[0]
+        self._registry.verdict(ticket, Verdict.SUCCESS, now, flight.permit)
+        flight.permit = None
+        live = self._registry.live(ticket.id)
+        if live is not None and live.generation == ticket.generation:
+            flight.tickets[0] = replace(ticket, epoch=live.breaker.epoch)
 
     def _acquit(self, flight: Flight, index: int, now: float) -> None:
         """List element `index` is blamed for nothing, and a probe there gives its slot back."""
@@ -309,9 +334,7 @@ class Ledger:
         registry = self._registry
         self._observer.attempt(ticket.id, outcome)
         if outcome is Outcome.BACKPRESSURE:
-            seconds = backpressure_seconds(retry_after)
-            if seconds > 0:
-                registry.backpressure(ticket, now + seconds, now)
+            registry.backpressure(ticket, now + backpressure_seconds(retry_after), now)
         elif outcome is Outcome.QUARANTINED:
             registry.quarantine(ticket, now + QUARANTINE_SECONDS, now)
         elif outcome is Outcome.MISCONFIGURED:
@@ -340,6 +363,18 @@ def _answering(flight: Flight, message: ResponseHeaders) -> int:
     if message.cluster in flight.clusters:
         return flight.clusters.index(message.cluster)
     return min(max(message.attempts, 1), len(flight.clusters)) - 1
+
+
+def _failing(flight: Flight, cluster: str) -> int | None:
+    """The list element whose attempt in `cluster` failed; None for a cluster of no element.
+
+    The endpoint picker has one cluster for all, whose attempts follow the list.
+    """
+    if cluster in flight.clusters:
+        return flight.clusters.index(cluster)
+    if cluster != PICKED:
+        return None
+    return next((i for i in range(len(flight.clusters)) if not flight.charged >> i & 1), None)
 
 
 def _header(message: ResponseHeaders, name: str) -> str | None:

@@ -261,7 +261,7 @@ class World:
         return {key: number for key, number in new.items() if number}
 
     async def forget(self, *, attempts: bool = False) -> None:
-        """The service runs, all engines are sound, nothing is in flight, nothing is remembered.
+        """The service runs, all engines are sound, nothing is in flight, nothing has been seen.
 
         With `attempts`, every attempt that an engine has seen is booked as well; a success is a
         second after its end.

@@ -37,7 +37,7 @@ FAULTS = [
         id="503-retry-after",
     ),
     pytest.param(Fault(kind=FaultKind.STATUS, status=429), "backpressure", id="429"),
-    pytest.param(Fault(kind=FaultKind.STATUS, status=508), "loop", id="508"),
+    pytest.param(Fault(kind=FaultKind.STATUS, status=508), "failure", id="508"),
 ]
 
 

@@ -80,6 +80,16 @@ async def world(started: World) -> AsyncIterator[World]:
     started.stack.service.send(signal.SIGCONT)
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def down(started: World) -> World:
+    """The same, with the service killed; it stays so for the next test that asks for this."""
+    if started.stack.service.is_running:
+        await started.forget()
+        await started.stack.service.kill()
+    started.overlook()
+    return started
+
+
 @asynccontextmanager
 async def running_stream(world: World) -> AsyncIterator[openai.AsyncStream[ChatCompletionChunk]]:
     """A stream of which a few tokens have come and many are still to come."""
@@ -103,10 +113,9 @@ def served(world: World) -> list[str]:
     return [name for name, engine in world.engines.items() if engine.counters.served]
 
 
-async def test_killed_unrestricted_requests_are_served(world: World) -> None:
+async def test_killed_unrestricted_requests_are_served(down: World) -> None:
     """By our own engines, both of them, whether the model is in the body or in a header."""
-    await world.stack.service.kill()
-    async with world.openai() as client:
+    async with down.openai() as client:
         for number in range(20):
             named = {"x-llmgw-model": MODEL} if number % 2 else {}
             answer = await client.chat.completions.create(
@@ -119,32 +128,30 @@ async def test_killed_unrestricted_requests_are_served(world: World) -> None:
         assert await rest_of(stream) >= 8
         vectors = await client.embeddings.create(model=MODEL, input="a", dimensions=3)
         assert vectors.data
-    assert served(world) == ["a", "b"]
-    assert sum(world.requests().values()) == 22
+    assert served(down) == ["a", "b"]
+    assert sum(down.requests().values()) == 22
 
 
 @pytest.mark.parametrize("restriction", RESTRICTIONS)
 @pytest.mark.parametrize("named", ["body", "header"])
 async def test_killed_restricted_requests_are_refused(
-    world: World, restriction: tuple[str, str], named: str
+    down: World, restriction: tuple[str, str], named: str
 ) -> None:
     """At once, with 503 in the envelope that clients read."""
-    await world.stack.service.kill()
     extra = [("x-llmgw-model", MODEL)] if named == "header" else []
     loop = asyncio.get_running_loop()
     began = loop.time()
-    reply = await world.post(restriction, *extra)
+    reply = await down.post(restriction, *extra)
     assert loop.time() - began < MESSAGE_TIMEOUT_SECONDS / 2
     assert (reply.status, reply.error.code) == (503, "no_endpoint")
     assert reply.headers["x-llmgw-reason"] == "no_endpoint"
     assert "retry-after" in reply.headers
-    assert world.requests() == {}
+    assert down.requests() == {}
 
 
-async def test_killed_the_sdk_understands(world: World) -> None:
+async def test_killed_the_sdk_understands(down: World) -> None:
     """A restricted request and a model that only a provider has: InternalServerError, 503."""
-    await world.stack.service.kill()
-    async with world.openai() as client:
+    async with down.openai() as client:
         with pytest.raises(openai.InternalServerError) as restricted:
             await client.chat.completions.create(
                 model=MODEL, messages=HELLO, extra_headers={"x-llmgw-no-store": "1"}
@@ -155,24 +162,29 @@ async def test_killed_the_sdk_understands(world: World) -> None:
             _ = [model async for model in client.models.list()]
     for caught in (restricted, provided, listed):
         assert (caught.value.status_code, caught.value.code) == (503, "no_endpoint")
-    assert world.requests() == {}
+    assert down.requests() == {}
 
 
-@pytest.mark.parametrize("is_down", [False, True], ids=["up", "down"])
 @pytest.mark.parametrize(("method", "path"), UNLISTED)
-async def test_unlisted_paths_are_not_found(
-    world: World, method: str, path: str, *, is_down: bool
-) -> None:
+async def test_killed_unlisted_paths_are_not_found(down: World, method: str, path: str) -> None:
     """However they are written; no engine sees them."""
-    if is_down:
-        await world.stack.service.kill()
+    await refuses(down, method, path)
+
+
+@pytest.mark.parametrize(("method", "path"), UNLISTED)
+async def test_unlisted_paths_are_not_found(world: World, method: str, path: str) -> None:
+    """Nor while the service runs."""
+    await refuses(world, method, path)
+
+
+async def refuses(world: World, method: str, path: str) -> None:
+    """The path is not found, and no engine has seen it; scrapes are the service's own."""
     body = b'{"lora_name": "x", "lora_path": "/x"}' if method == "POST" else None
     reply = await world.ask(method, path, [("x-llmgw-model", MODEL)], body)
     assert (reply.status, reply.error.code) == (404, "path_not_found")
     assert world.requests() == {}
-    assert not any("/v1" in probe.path for e in world.engines.values() for probe in e.probes)
-    scrapes = {"/metrics"}
-    assert {probe.path for e in world.engines.values() for probe in e.probes} <= scrapes
+    via = [probe for engine in world.engines.values() for probe in engine.probes]
+    assert not [probe for probe in via if probe.header("x-llmgw-model")]
 
 
 async def test_killed_running_streams_go_on(world: World) -> None:

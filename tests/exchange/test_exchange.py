@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import CONFIG, World, engine
+from world import CONFIG, World, error, reason, sent, status
 
 from extproc import headers
 from extproc.errors import Reason
 from extproc.exchange.exchange import State
 from extproc.exchange.messages import (
-    Action,
     Continue,
     Immediate,
     Message,
@@ -28,36 +26,6 @@ from extproc.exchange.messages import (
     Steer,
 )
 from extproc.exchange.outcome import Outcome
-from extproc.routing.catalog import ModelEntry
-from extproc.routing.endpoint import Info, Kind, Peer, Url
-from extproc.serve.ext_proc_stream import ExchangeLike
-from extproc.serve.replies import Renderer
-from extproc.serve.steering import PriorityGroups
-
-
-def sent(steer: Steer) -> dict[str, bytes]:
-    """The headers that a steering sets."""
-    return dict(steer.set_headers)
-
-
-def error(action: Action) -> dict[str, object]:
-    """The error object of an immediate answer."""
-    assert isinstance(action, Immediate), action
-    body = json.loads(action.body)["error"]
-    assert isinstance(body, dict)
-    return body
-
-
-def status(action: Action) -> int:
-    """The status of an immediate answer."""
-    assert isinstance(action, Immediate), action
-    return action.status
-
-
-def reason(action: Action) -> str:
-    """The reason header of an immediate answer."""
-    assert isinstance(action, Immediate), action
-    return dict(action.headers)[headers.REASON].decode()
 
 
 def test_a_request_is_steered_with_everything_that_envoy_needs(world: World) -> None:
@@ -404,128 +372,6 @@ def test_late_messages_change_nothing(world: World) -> None:
     assert exchange.receive(ResponseHeaders(200), world.now) == Continue(Phase.RESPONSE_HEADERS)
     world.later(5)
     assert world.inflight() == {}
-
-
-def rendered(action: Action, phase: Phase) -> bytes:
-    """The reply that Envoy gets; raises for one that Envoy would refuse."""
-    return Renderer(PriorityGroups()).render(action, phase)
-
-
-def test_it_is_what_a_stream_carries(world: World) -> None:
-    """The seam is kept: a stream ends it by the names that streams use."""
-    exchange, _ = world.route()
-    carried: ExchangeLike = exchange
-    carried.end(world.now, owes_reply=False)
-    assert world.inflight() == {}
-
-
-@pytest.mark.parametrize("given", [b"x" * 17_000, b"x" * 257, b"a\x01b", b"\xff\xfe"])
-def test_an_odd_request_id_stays_as_it_came(world: World, given: bytes) -> None:
-    """Envoy would refuse to set some of them, which would cost the request."""
-    _, action = world.ask(("x-llmgw-model", "m"), ("x-request-id", given))
-    assert isinstance(action, Steer)
-    assert headers.REQUEST_ID not in sent(action)
-    assert rendered(action, Phase.REQUEST_HEADERS)
-
-
-@pytest.mark.parametrize("given", [b"t" * 17_000, b"a\x01b"])
-def test_tags_that_cannot_be_sent_on_are_left_out(world: World, given: bytes) -> None:
-    """The client's own are ours and stay; the request is served."""
-    exchange, _ = world.ask(
-        ("x-llmgw-model", "x/m"), ("x-llmgw-client", "tagged"), ("x-llmgw-tags", given)
-    )
-    steer = exchange.receive(RequestBody(b'{"model":"x/m"}'), world.now)
-    assert isinstance(steer, Steer)
-    assert sent(steer)[headers.TAGS] == b"team=red"
-    assert rendered(steer, Phase.REQUEST_BODY)
-
-
-def a_peer(name: str, *, send_tags: bool) -> Info:
-    """A peer that serves the model "shared"."""
-    return Info(
-        id=name,
-        url=Url.parse(f"https://{name}.test"),
-        models=("shared",),
-        kind=Kind.PEER,
-        peer=Peer(name, f"cluster-{name}", send_tags=send_tags),
-    )
-
-
-@pytest.mark.parametrize("second", [False, True])
-def test_tags_go_only_where_every_peer_of_the_list_gets_them(*, second: bool) -> None:
-    """A retry carries the headers of the first attempt."""
-    world = World(
-        replace(
-            CONFIG,
-            endpoints=(a_peer("p", send_tags=True), a_peer("q", send_tags=second)),
-            models=(ModelEntry("shared"),),
-        )
-    )
-    for _ in range(10):
-        exchange, steer = world.route(("x-llmgw-tags", "job=7"), model="shared")
-        assert len(steer.clusters) == 2
-        assert (sent(steer).get(headers.TAGS) == b"job=7") is second
-        assert steer.remove_headers == (() if second else (headers.TAGS,))
-        exchange.end(world.now)
-
-
-def test_an_announced_length_counts_for_no_more_than_the_body_limit(world: World) -> None:
-    """Whatever a client announces, the count returns to zero and others are not held back."""
-    limit = world.core.gateway.limits.body_limit_bytes
-    registry = world.core.registry
-    lengths = [10**15 - 1 - number for number in range(36)] + [1, 2, 3] * 12
-    running = [world.route(("content-length", str(length)))[0] for length in lengths]
-    for name in "abc":
-        live = registry.live(name)
-        assert live is not None
-        assert 0 < live.inflight_tokens <= live.inflight * limit / 4
-    world.respond(running[0], attempts=2)
-    for exchange in running:
-        exchange.end(world.now)
-    for name in "abc":
-        live = registry.live(name)
-        assert live is not None
-        assert live.inflight_tokens == 0
-
-
-def test_a_rewrite_that_breaks_holds_nothing() -> None:
-    """A name that cannot be written ends the stream with an error, and the place is free."""
-    bad = engine("bad", 9001, "renamed", upstream_model="half a pair \ud800")
-    world = World(replace(CONFIG, endpoints=(bad,), models=(ModelEntry("renamed"),)))
-    live = world.core.registry.live("bad")
-    assert live is not None
-    live.breaker.hold(world.now + 1, world.now)
-    live.touch()
-    world.later(1.5)
-    exchange, action = world.ask(("x-llmgw-model", "renamed"))
-    assert action == NeedBody()
-    with pytest.raises(UnicodeEncodeError):
-        exchange.receive(RequestBody(b'{"model":"renamed"}'), world.now)
-    exchange.end(world.now, owes_reply=True)
-    assert world.inflight() == {}
-    assert live.breaker.free_probes(world.now) == 1
-    assert world.told.failed_opens == 0
-
-
-def test_a_refusal_after_the_choice_gives_the_probe_back(world: World) -> None:
-    """Its body cannot be rewritten, which is found only when the endpoint is known."""
-    live = world.core.registry.live("renamed")
-    assert live is not None
-    live.breaker.hold(world.now + 1, world.now)
-    live.touch()
-    world.later(1.5)
-    exchange, _ = world.ask(("x-llmgw-model", "renamed"))
-    assert status(exchange.receive(RequestBody(b"junk"), world.now)) == 400
-    assert live.breaker.free_probes(world.now) == 1
-
-
-def test_trailers_in_place_of_a_body_do_not_unname_the_model(world: World) -> None:
-    """The header names it; what is missing is the body to rename it in."""
-    exchange, action = world.ask(("x-llmgw-model", "renamed"))
-    assert action == NeedBody()
-    answer = exchange.receive(RequestTrailers(), world.now)
-    assert (status(answer), reason(answer)) == (400, "body_invalid")
-    assert world.told.refusals == [(Reason.BODY_INVALID, "renamed")]
 
 
 MESSAGES: list[Message] = [

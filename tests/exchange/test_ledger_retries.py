@@ -18,7 +18,7 @@ from world import (
 
 from extproc.exchange.exchange import Exchange
 from extproc.exchange.ledger import GRACE_SECONDS, Flight
-from extproc.exchange.messages import RequestBody, Steer
+from extproc.exchange.messages import RequestBody, ResponseHeaders, Steer
 from extproc.exchange.outcome import Flag, Outcome
 from extproc.routing.endpoint import BreakerState
 
@@ -345,3 +345,130 @@ def test_a_probe_of_one_that_hides_behind_a_retry_reopens(world: World) -> None:
     world.later(GRACE_SECONDS)
     assert breaker(world, "a") is BreakerState.OPEN
     exchange.end(world.now)
+
+
+# What is booked, and when.
+
+
+def test_a_success_is_booked_a_second_after_the_end(world: World) -> None:
+    """Not sooner, because the log of a cut may still be on its way."""
+    exchange, _ = world.route()
+    world.respond(exchange)
+    exchange.end(world.now)
+    world.later(0.99)
+    assert world.told.attempts == []
+    world.later(0.02)
+    assert len(world.told.attempts) == 1
+
+
+def test_the_books_are_closed_once(world: World) -> None:
+    """A second end is nothing, and the listener is told what became of the request."""
+    ended: list[Flight] = []
+    world.core.ledger._on_ended = lambda flight, _: ended.append(flight)
+    exchange, _ = world.ask(("x-llmgw-model", "m"), path="/v1/completions?x=1")
+    world.respond(exchange, 404)
+    exchange.end(world.now)
+    (flight,) = ended
+    assert (flight.path, flight.model, flight.status) == ("/v1/completions", "m", 404)
+    world.core.ledger.ended(flight, world.now)
+    assert len(ended) == 1
+    assert world.told.ends == 1
+    assert len(world.core.ledger._due) == 1
+
+
+def test_a_request_without_an_answer_has_no_duration(world: World) -> None:
+    """How long a client waited before it went away says nothing about answers."""
+    exchange, _ = world.route()
+    exchange.end(world.now)
+    assert (world.told.answers, world.told.ends) == (0, 0)
+
+
+@pytest.mark.parametrize("status", [0, 200])
+def test_an_attempts_entry_without_a_complaint_books_nothing(world: World, status: int) -> None:
+    """A success is booked by the end of the request alone."""
+    exchange, steer = world.route()
+    world.core.ledger.logged(attempt_log(steer, 0, status), world.now)
+    assert world.told.attempts == []
+    assert world.inflight() == {names(steer)[0]: 1}
+    exchange.end(world.now)
+
+
+def test_a_request_entry_blames_nobody_for_envoys_own_refusal(world: World) -> None:
+    """What no endpoint answered, a flag on the request does not make an endpoint's failure."""
+    exchange, steer = world.route()
+    world.respond(exchange, 413, details="request_payload_too_large")
+    exchange.end(world.now)
+    world.core.ledger.logged(request_log(steer, 413, UC), world.now)
+    world.later(GRACE_SECONDS)
+    assert world.told.attempts == []
+
+
+def test_a_request_entry_alone_is_no_failure_of_an_unanswered_attempt(world: World) -> None:
+    """It may name an earlier attempt; the attempt has an entry of its own."""
+    exchange, steer = world.route()
+    exchange.end(world.now)
+    world.core.ledger.logged(request_log(steer, 503, UF), world.now)
+    world.later(GRACE_SECONDS)
+    assert Outcome.FAILURE not in world.attempts_of(names(steer)[0])
+
+
+def test_a_requests_size_moves_with_it(world: World) -> None:
+    """A long prompt weighs where it is, and nowhere when it is over."""
+    exchange, steer = world.route(("content-length", "4000"))
+    first, second, _ = names(steer)
+    assert live_of(world, first).inflight_tokens == 1000
+    world.core.ledger.logged(attempt_log(steer, 0, 503), world.now)
+    assert live_of(world, first).inflight_tokens == 0
+    assert live_of(world, second).inflight_tokens == 1000
+    exchange.end(world.now)
+    assert live_of(world, second).inflight_tokens == 0
+
+
+def test_a_redirect_is_no_evidence_against_others(world: World) -> None:
+    """Only a 2xx shows that a path is served."""
+    for _ in range(60):
+        exchange, steer = world.route()
+        world.respond(exchange, 401 if names(steer)[0] == "a" else 307)
+        exchange.end(world.now)
+        world.later(0.01)
+    assert live_of(world, "a").misconfigured > 5
+    assert live_of(world, "a").demotion is None
+
+
+def test_another_header_is_no_retry_after(world: World) -> None:
+    """It is found among all others."""
+    exchange, steer = world.route()
+    answer = ResponseHeaders(
+        503, [("age", b"40"), ("retry-after", b"7")], False, 0, "via_upstream", "", 1
+    )
+    exchange.receive(answer, world.now)
+    live = live_of(world, names(steer)[0])
+    assert live.backpressure_until == pytest.approx(world.now + 7)
+    exchange, steer = world.route()
+    answer = ResponseHeaders(503, [("age", b"40")], False, 0, "via_upstream", "", 1)
+    exchange.receive(answer, world.now)
+    assert world.attempts_of(names(steer)[0]) == [Outcome.FAILURE]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 422, 429])
+def test_what_is_ignored_neither_breaks_nor_lengthens_a_row(world: World, status: int) -> None:
+    """The engine is alive, which says nothing of the failures before."""
+    exchange, steer = world.route(model="outside")
+    world.respond(exchange, 500)
+    exchange.end(world.now)
+    exchange, steer = world.route(model="outside")
+    world.respond(exchange, status, retry_after="0")
+    exchange.end(world.now)
+    assert names(steer) == ["provider"]
+    assert streak(world, "provider") == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 503])
+def test_a_probe_that_is_ignored_neither_closes_nor_wedges(world: World, status: int) -> None:
+    """The next request is the next probe."""
+    exchange, _ = probing(world, "a")
+    world.respond(exchange, status, retry_after="0")
+    exchange.end(world.now)
+    world.later(GRACE_SECONDS)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+    assert names(world.route()[1])[0] == "a"

@@ -74,7 +74,10 @@ def test_what_envoy_cannot_send_is_quarantined(flag: Flag) -> None:
     assert classify(503, flag, "cluster_not_found", None) is Outcome.QUARANTINED
 
 
-@pytest.mark.parametrize("flag", [Flag.DOWNSTREAM_TERMINATION, Flag.DOWNSTREAM_RESET])
+@pytest.mark.parametrize(
+    "flag",
+    [Flag.DOWNSTREAM_TERMINATION, Flag.DOWNSTREAM_RESET, Flag.DOWNSTREAM_PROTOCOL_ERROR],
+)
 @pytest.mark.parametrize("status", [0, 200, 500])
 def test_a_caller_who_hangs_up_is_nobodys_fault(flag: Flag, status: int) -> None:
     """The client's going away outranks everything that it may look like."""

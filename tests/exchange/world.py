@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from extproc import headers
 from extproc.config.values import ClientPolicy, Config, Federation
 from extproc.errors import Reason
 from extproc.exchange.exchange import Exchange
@@ -12,6 +14,7 @@ from extproc.exchange.messages import (
     Action,
     AttemptLog,
     Continue,
+    Immediate,
     Phase,
     RequestHeaders,
     RequestLog,
@@ -36,6 +39,7 @@ class Told:
     failed_opens: int = 0
     answers: int = 0
     ends: int = 0
+    seconds: list[float] = field(default_factory=list)
 
     def refused(self, reason: Reason, model: str) -> None:
         self.refusals.append((reason, model))
@@ -51,9 +55,11 @@ class Told:
 
     def answered(self, model: str, seconds: float) -> None:
         self.answers += 1
+        self.seconds.append(seconds)
 
     def ended(self, model: str, seconds: float) -> None:
         self.ends += 1
+        self.seconds.append(seconds)
 
 
 class World:
@@ -123,6 +129,31 @@ class World:
     def attempts_of(self, endpoint: str) -> list[Outcome]:
         """The outcomes that were booked for one endpoint."""
         return [outcome for name, outcome in self.told.attempts if name == endpoint]
+
+
+def sent(steer: Steer) -> dict[str, bytes]:
+    """The headers that a steering sets."""
+    return dict(steer.set_headers)
+
+
+def error(action: Action) -> dict[str, object]:
+    """The error object of an immediate answer."""
+    assert isinstance(action, Immediate), action
+    body = json.loads(action.body)["error"]
+    assert isinstance(body, dict)
+    return body
+
+
+def status(action: Action) -> int:
+    """The status of an immediate answer."""
+    assert isinstance(action, Immediate), action
+    return action.status
+
+
+def reason(action: Action) -> str:
+    """The reason header of an immediate answer."""
+    assert isinstance(action, Immediate), action
+    return dict(action.headers)[headers.REASON].decode()
 
 
 def names(steer: Steer) -> list[str]:

@@ -310,6 +310,20 @@ def test_a_moved_request_counts_by_its_epoch_alone() -> None:
     assert breaker.state(1.0) is CLOSED
 
 
+def test_probes_of_an_earlier_turn_hold_no_slot_in_the_next() -> None:
+    """Another request's failure re-opened it; the probe that was on its way then is forgotten."""
+    breaker = opened()
+    lost = allowed(breaker, 1.0)
+    breaker.judge(breaker.epoch, FAILURE, 1.5)
+    assert breaker.state(3.5) is HALF_OPEN
+    assert breaker.free_probes(3.5) == 1
+    probe = allowed(breaker, 3.5)
+    breaker.record(lost, SUCCESS, 3.6)
+    assert breaker.free_probes(3.6) == 0
+    breaker.record(probe, SUCCESS, 3.7)
+    assert breaker.state(3.7) is CLOSED
+
+
 # Holds.
 
 
