@@ -39,6 +39,8 @@ check: $(VENV)/.dev  ## formatting, lint, strict types, import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@for file in tests/*/conftest.py; do \
+	  MYPYPATH=$$(dirname $$file) $(BIN)/mypy --no-error-summary $$file || exit 1; done
 	@$(BIN)/python -m pytest -q tests/test_import_rules.py
 
 format: $(VENV)/.dev  ## format the code and mend what ruff can mend

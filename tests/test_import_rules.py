@@ -1,4 +1,4 @@
-"""The rooms of the package: who may import whom, what the core never touches, how long files get."""
+"""The rooms of the package: who may import whom, what the core never touches, file lengths."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ _WIDE_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 _WANTED: Final = frozenset({BodyField.MODEL, BodyField.STREAM, BodyField.PROMPT_CACHE_KEY})
 # A character takes at most two \uXXXX escapes, and two quotes enclose them.
 _MAX_NAME_BYTES: Final = 12 * MAX_NAME_CHARS + 2
+_FORM_TYPE: Final = "multipart/form-data"
 _JSON_TYPE: Final = re.compile(r"application/(?:[^\s;/]+\+)?json")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _MAX_SURROGATES: Final = 10_000
@@ -101,19 +102,37 @@ def replace_model(
     return b"".join((memoryview(body)[: located.start], value, memoryview(body)[located.end :]))
 
 
+def unreadable(
+    content_type: str | None, content_encoding: str | None, length: int, limit: int
+) -> Rejection | None:
+    """Why a body of `length` bytes with these headers would be refused; None if it may be read.
+
+    A length of 0 is one that is not known.
+    """
+    if content_encoding is not None and content_encoding.strip().lower() not in {"", "identity"}:
+        return refusals.body_compressed()
+    media_type = _media_type(content_type)
+    if media_type not in {"", _FORM_TYPE} and not _JSON_TYPE.fullmatch(media_type):
+        return refusals.media_type_unsupported()
+    return refusals.body_too_large(limit) if length > limit else None
+
+
+def _media_type(content_type: str | None) -> str:
+    """The type without its parameters, in lower case."""
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
 def _locate(
     body: bytes, content_type: str | None, content_encoding: str | None
 ) -> _Located | Rejection:
     """The model's place in `body`."""
-    if content_encoding is not None and content_encoding.strip().lower() not in {"", "identity"}:
-        return refusals.body_compressed()
+    refused = unreadable(content_type, content_encoding, 0, 0)
+    if refused is not None:
+        return refused
     if not body:
         return refusals.model_missing()
-    media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type == "multipart/form-data":
+    if _media_type(content_type) == _FORM_TYPE:
         return _in_form(body, content_type or "")
-    if media_type and not _JSON_TYPE.fullmatch(media_type):
-        return refusals.media_type_unsupported()
     return _in_json(body)
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from extproc import headers
 from extproc.errors import Rejection
 from extproc.exchange import refusals
-from extproc.exchange.body import read_model, replace_model
+from extproc.exchange.body import read_model, replace_model, unreadable
 from extproc.exchange.facts import NO_FACTS, Facts, ModelSource, read_facts, read_target
 from extproc.exchange.gateway import NO_RULES, Gateway
 from extproc.exchange.ledger import Flight
@@ -153,8 +153,7 @@ class Exchange:
         if facts.model is not None:
             return self._route(facts, facts.model, None, now)
         if facts.model_source is ModelSource.BODY:
-            self.state = State.READING
-            return NeedBody()
+            return self._need_body(facts, "")
         return self._refuse(refusals.model_missing(), "")
 
     def on_request_body(self, message: RequestBody, now: float) -> Action:
@@ -223,14 +222,29 @@ class Exchange:
                         refused.append(preview)
                         continue
                     if preview.upstream_name != model:
-                        self.state = State.READING
-                        return NeedBody()
+                        return self._need_body(facts, model)
                     query = query.for_upstream_name(model)
             result = gateway.scheduler.dispatch(query, now)
             if isinstance(result, Dispatch):
                 return self._steer(facts, model, query=query, dispatch=result, body=body, now=now)
             refused.append(result)
         return self._refuse(_unavailable(model, refused), model)
+
+    def _need_body(self, facts: Facts, model: str) -> Action:
+        """The body is asked for, unless its headers say that it cannot be read.
+
+        Envoy must not be asked for a body above the limit: it would wait for the end of it.
+        """
+        refused = unreadable(
+            facts.content_type,
+            facts.content_encoding,
+            facts.content_length,
+            self._gateway.limits.body_limit_bytes,
+        )
+        if refused is not None:
+            return self._refuse(refused, model)
+        self.state = State.READING
+        return NeedBody()
 
     def _query(self, facts: Facts, target: Target) -> Query:
         """What the scheduler is asked for one model."""

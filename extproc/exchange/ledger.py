@@ -267,14 +267,16 @@ class Ledger:
         Streams take minutes, and where no other endpoint is left a model would be down for as
         long. How the stream ends still counts, as an attempt after the closing.
         """
-        if flight.charged & 1 or not flight.is_serving:
-            return
+        permit = flight.permit
+        if permit is None or flight.charged & 1 or not flight.is_serving or flight.is_ended:
+            return  # an end within the grace has a grace of its own
         ticket = flight.tickets[0]
-        self._registry.verdict(ticket, Verdict.SUCCESS, now, flight.permit)
-        flight.permit = None
         live = self._registry.live(ticket.id)
-        if live is not None and live.generation == ticket.generation:
-            flight.tickets[0] = replace(ticket, epoch=live.breaker.epoch)
+        if live is None or live.breaker.epoch != permit.epoch:
+            return  # it turned since: neither this nor the end is of its present epoch
+        self._registry.verdict(ticket, Verdict.SUCCESS, now, permit)
+        flight.permit = None
+        flight.tickets[0] = replace(ticket, epoch=live.breaker.epoch)
 
     def _acquit(self, flight: Flight, index: int, now: float) -> None:
         """List element `index` is blamed for nothing, and a probe there gives its slot back."""
@@ -368,13 +370,15 @@ def _answering(flight: Flight, message: ResponseHeaders) -> int:
 def _failing(flight: Flight, cluster: str) -> int | None:
     """The list element whose attempt in `cluster` failed; None for a cluster of no element.
 
-    The endpoint picker has one cluster for all, whose attempts follow the list.
+    The endpoint picker has one cluster for all, whose attempts follow the list, and end with the
+    one that was answered.
     """
     if cluster in flight.clusters:
         return flight.clusters.index(cluster)
     if cluster != PICKED:
         return None
-    return next((i for i in range(len(flight.clusters)) if not flight.charged >> i & 1), None)
+    count = len(flight.clusters) if flight.answered is None else flight.answered + 1
+    return next((i for i in range(count) if not flight.charged >> i & 1), None)
 
 
 def _header(message: ResponseHeaders, name: str) -> str | None:

@@ -6,15 +6,15 @@ comes after what the endpoint's own state does. Reading changes nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, nextafter
 from typing import Final
 
 from extproc.routing.endpoint import Info, Kind
 from extproc.routing.live import Live
-from extproc.routing.policy import Restriction
 
 
 class Filter(StrEnum):
@@ -51,6 +51,18 @@ class UnavailableKind(StrEnum):
     SATURATED = "saturated"
     RESTRICTED = "restricted"
     NONE_ALIVE = "none_alive"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why no endpoint takes a request, and from when on that may change.
+
+    `moment` is None where none is known; `dropped` counts endpoints by filter.
+    """
+
+    kind: UnavailableKind
+    moment: float | None
+    dropped: Mapping[Filter, int]
 
 
 OVERLOAD: Final = frozenset({Filter.BACKPRESSURE, Filter.SATURATED})
@@ -140,18 +152,18 @@ def excluded(
     infos: Sequence[Info],
     model: str,
     *,
-    restriction: Restriction,
+    allows: Callable[[Info], bool],
     subset: AbstractSet[str] | None,
     kinds: AbstractSet[Kind] | None,
     upstream_name: str | None,
 ) -> tuple[Filter | None, ...]:
     """For each endpoint the filter by which the request rules it out, None where it does not.
 
-    `subset` holds authorities (`host:port`) or ids.
+    `allows` is the request's policy; `subset` holds authorities (`host:port`) or ids.
     """
 
     def reason(info: Info) -> Filter | None:
-        if not restriction.allows(info):
+        if not allows(info):
             return Filter.POLICY
         if subset is not None and info.id not in subset and info.url.authority not in subset:
             return Filter.SUBSET

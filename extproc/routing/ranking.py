@@ -39,12 +39,14 @@ def leaders(
     second = bonuses[1][0] if len(bonuses) > 1 else -1
     found: list[int] = []
     end = len(keys)
+    score = keys[-1] >> POSITION_BITS
     while len(found) < count and (end or levels):
         best = levels[0][0] if levels else -1
-        score = keys[end - 1] >> POSITION_BITS if end else -1
         if score > best:
-            if end == 1 or keys[end - 2] >> POSITION_BITS != score:
+            below = keys[end - 2] >> POSITION_BITS if end > 1 else -1
+            if below != score:
                 end -= 1
+                score = below
                 position = keys[end] & POSITION_MASK
                 if position != first and position != second:  # noqa: PLR1714 - a set takes longer
                     found.append(position)
@@ -61,6 +63,7 @@ def leaders(
         holes = _places([table.keys[position] for position, _ in bonuses], keys, begin, end)
         found += _drawn(keys, (begin, end), holes, tied, random, count - len(found))
         end = begin
+        score = keys[end - 1] >> POSITION_BITS if end else -1
     return found
 
 

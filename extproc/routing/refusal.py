@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from extproc.routing.decision import Unavailable
-from extproc.routing.filters import OVERLOAD, Filter, UnavailableKind, usable_from
-from extproc.routing.table import Refusal, Table
+from extproc.routing.filters import OVERLOAD, Filter, Refusal, UnavailableKind, usable_from
+from extproc.routing.table import Table
 
 
 def refusal(table: Table, now: float, scrape_seconds: float) -> Unavailable:

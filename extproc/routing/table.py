@@ -6,16 +6,17 @@ those few, whatever the number of endpoints.
 
 Scores are on a grid (see `scorers.on_grid`), so sums are exact, and a row that was renewed a
 thousand times equals one from a rebuild bit for bit.
+
+The module is long because the commonest renewal stands in it twice: as a rule, and written out.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
@@ -23,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extproc.routing import scorers
+from extproc.routing.alarms import Alarms
 from extproc.routing.endpoint import Kind, Stats
-from extproc.routing.filters import Filter, UnavailableKind, next_change, state
+from extproc.routing.filters import Filter, Refusal, next_change, state
 from extproc.routing.live import Live, Ticket
 from extproc.routing.pool import POSITION_BITS, Group, Pool, key_of
 from extproc.routing.rows import LOAD, Row, Scale, Scores
@@ -42,18 +44,6 @@ class TableSettings:
 
     stale_after_seconds: float
     slow_start_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why none of a table's endpoints takes a request, from when on that may change, who dropped.
-
-    `moment` is None where none is known; `dropped` counts endpoints by filter.
-    """
-
-    kind: UnavailableKind
-    moment: float | None
-    dropped: Mapping[Filter, int]
 
 
 class Table:
@@ -127,9 +117,7 @@ class Table:
         self._backlogs: list[int | None] = [None] * count
         self._counts_own = [False] * count
         self._rates: list[float | None] = [None] * count
-        self._wakes = [inf] * count
-        self._alarms: list[tuple[float, int]] = []
-        self._wake_at = inf
+        self._alarms = Alarms(count)
         self._journal: deque[Row] = deque(maxlen=_JOURNAL_BASE + _JOURNAL_PER_ENDPOINT * count)
         self.rows = [self._row(position, now) for position in range(count)]
         self._rebuild()
@@ -157,8 +145,11 @@ class Table:
 
     def refresh(self, now: float) -> None:
         """Every row is as the registry has it at `now`."""
-        if now >= self._wake_at:
-            self._wake(now)
+        if now >= self._alarms.first:
+            for position in self._alarms.due(now):
+                # More than its load may have changed.
+                self._stats[position] = None
+                self.dirty.add(position)
         dirty = self.dirty
         if not dirty:
             return
@@ -236,10 +227,7 @@ class Table:
         settings = self._settings
         stale_after = settings.stale_after_seconds
         moment = next_change(live, now, stale_after, settings.slow_start_seconds)
-        if moment < self._wakes[position]:
-            self._wakes[position] = moment
-            heappush(self._alarms, (moment, position))
-            self._wake_at = self._alarms[0][0]
+        self._alarms.set(position, moment)
         dropped, is_probe = state(live, now, stale_after)
         if dropped is None:
             dropped = self.excluded[position]
@@ -431,14 +419,3 @@ class Table:
                 self._learn(row, scores, key_of(scores.total, position))
         for pool in self.pools:
             pool.sort()
-
-    def _wake(self, now: float) -> None:
-        """The rows that time alone may have changed are marked, to be renewed fully."""
-        alarms = self._alarms
-        while alarms and alarms[0][0] <= now:
-            moment, position = heappop(alarms)
-            if self._wakes[position] == moment:
-                self._wakes[position] = inf
-                self._stats[position] = None
-                self.dirty.add(position)
-        self._wake_at = alarms[0][0] if alarms else inf

@@ -113,7 +113,7 @@ class Tables:
         left_out = excluded(
             [live.info for live in lives],
             query.model,
-            restriction=query.restriction,
+            allows=query.restriction.allows,
             subset=query.subset,
             kinds=query.kinds,
             upstream_name=query.upstream_name,

@@ -10,6 +10,7 @@ from extproc.exchange.messages import BodyField
 from extproc.xds.access_log import attempt_log
 from extproc.xds.routes import BODY_FILTER, EXT_PROC_FILTER, restricted_clients
 from extproc.xds.tree import Json, Tree, extension, plain, seconds
+from extproc.xds.whole_bodies import whole_bodies
 
 _HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
 
@@ -191,11 +192,12 @@ def _router(config: Config) -> Tree:
 
 
 def http_filters(config: Config, steering: Steering) -> list[Json]:
-    """Every HTTP filter in order: the configured ones, the body's model, service, router."""
+    """Every HTTP filter in order: the configured ones, the body, its model, service, router."""
     filters: list[Json] = [plain(item) for item in config.listener.http_filters]
     if filters and restricted_clients(config):
         filters.append(_fresh_route())
     filters += [
+        whole_bodies(config),
         _body_filter(),
         _model_header(config),
         _ext_proc(config, steering),

@@ -12,10 +12,8 @@ from extproc.xds.local_replies import local_reply_config
 from extproc.xds.routes import virtual_host
 from extproc.xds.tree import Json, Tree, address, extension, seconds, typed
 
-# As much as Envoy buffers of an HTTP/1 connection in any case.
-_WINDOW_BYTES: Final = 1024 * 1024
-
 _USUAL_BUFFER_BYTES: Final = 1024 * 1024
+_SMALLEST_WINDOW_BYTES: Final = 65_535
 
 _HCM: Final = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
@@ -42,8 +40,10 @@ def _connection_manager(config: Config, steering: Steering) -> Tree:
         "request_headers_timeout": "10s",
         "max_request_headers_kb": 96,
         "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": "llmgw"},
-        # Envoy buffers at least a window, 16 MiB by default, whatever the body limit is.
-        "http2_protocol_options": {"initial_stream_window_size": _WINDOW_BYTES},
+        # Envoy buffers a window of a stream in any case, 16 MiB by default.
+        "http2_protocol_options": {
+            "initial_stream_window_size": max(_buffer_bytes(config), _SMALLEST_WINDOW_BYTES)
+        },
         "common_http_protocol_options": {
             "idle_timeout": "3600s",
             "headers_with_underscores_action": "ALLOW",
@@ -89,10 +89,12 @@ def listener(config: Config, steering: Steering) -> Tree:
         "address": address(config.listener.host, config.listener.port),
         "filter_chains": [chain],
         # Envoy's own buffer, which a smaller limit for bodies would not reach into.
-        "per_connection_buffer_limit_bytes": min(
-            config.listener.body_limit_bytes, _USUAL_BUFFER_BYTES
-        ),
+        "per_connection_buffer_limit_bytes": _buffer_bytes(config),
     }
+
+
+def _buffer_bytes(config: Config) -> int:
+    return min(config.listener.body_limit_bytes, _USUAL_BUFFER_BYTES)
 
 
 def _server_tls(cert_file: str, key_file: str) -> Tree:

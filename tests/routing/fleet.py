@@ -13,8 +13,8 @@ from extproc.routing.decision import Decision, Dispatch, Query, Unavailable
 from extproc.routing.endpoint import BreakerSettings, Info, Kind, Stats, Url
 from extproc.routing.filters import Filter
 from extproc.routing.live import Live
-from extproc.routing.rows import Row, Scale
 from extproc.routing.registry import Registry, RegistrySettings
+from extproc.routing.rows import Row, Scale
 from extproc.routing.scheduler import Scheduler
 from extproc.routing.sessions import Sessions
 from extproc.routing.strategy import BUILT_IN, Strategy, Weights
@@ -107,6 +107,14 @@ class Fleet:
         """The engines say this."""
         for name in names:
             self.registry.observe(name, stats, now)
+
+    def teach(self, *names: str, rate: float = 2.0) -> None:
+        """The engines have completed so many requests a second while busy, and are idle now."""
+        busy = Stats(running=1, waiting=1, success_total=0.0)
+        for name in names:
+            self.registry.observe(name, busy, NOW - 2)
+            self.registry.observe(name, replace(busy, success_total=rate), NOW - 1)
+        self.scrape(IDLE, *names)
 
     def load(self, name: str, count: int, now: float = NOW) -> None:
         """So many requests run at the endpoint."""

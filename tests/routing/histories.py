@@ -42,7 +42,15 @@ RESTRICTIONS = (
     Restriction(residency=frozenset({"eu"})),
     Restriction(no_store=True),
 )
-SUBSETS = (None, None, None, None, frozenset({"e1", "e3"}), frozenset({"host-2:8000"}), frozenset({"x"}))
+SUBSETS = (
+    None,
+    None,
+    None,
+    None,
+    frozenset({"e1", "e3"}),
+    frozenset({"host-2:8000"}),
+    frozenset({"x"}),
+)
 PATH = "/v1/chat/completions"
 
 

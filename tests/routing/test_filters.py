@@ -199,7 +199,7 @@ def test_a_request_rules_endpoints_out() -> None:
         return excluded(
             infos,
             MODEL,
-            restriction=restriction,
+            allows=restriction.allows,
             subset=subset,
             kinds=kinds,
             upstream_name=upstream_name,

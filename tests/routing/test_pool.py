@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fleet import a_row
 from hypothesis import given
 from hypothesis import strategies as st
-from fleet import a_row
 
 from extproc.routing.pool import POSITION_BITS, POSITION_MASK, Group, Pool, key_of
 from extproc.routing.rows import KV, LOAD, QUEUE, STALE, Scores

@@ -11,6 +11,7 @@ from extproc.routing.endpoint import Stats
 from extproc.routing.rows import KV, LOAD, QUEUE, STALE, Scale
 from extproc.routing.strategy import Strategy, Weights
 
+
 def test_every_scorer_gets_its_share() -> None:
     """Four even scorers at their knees are worth an eighth each, half in all."""
     scores = EVEN.scores(ROW, 1.0)

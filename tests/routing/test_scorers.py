@@ -117,7 +117,7 @@ def test_a_stale_signal_is_the_mean_less_a_hundredth() -> None:
     knee=_KNEES,
 )
 def test_queue_is_a_score(
-    waiting: int | None, running: int | None, capacity: int, own: int, rel: float, knee: float
+    *, waiting: int | None, running: int | None, capacity: int, own: int, rel: float, knee: float
 ) -> None:
     """Any queue scores from 0 to 1."""
     score = scorers.queue(scorers.backlog(waiting, running, capacity, own), rel, knee)

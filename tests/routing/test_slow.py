@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fleet import EVEN, a_row
 from hypothesis import given
 from hypothesis import strategies as st
-from fleet import EVEN, a_row
 
 from extproc.routing.scorers import SCORE_SCALE
 from extproc.routing.slow import SlowStarts
@@ -27,9 +27,7 @@ def test_arrays_score_as_scalars(
     offsets = {0: 0, 3: 12_345, 8: 7}
     expected = {}
     for position, (inflight, tokens, started, rel, signature) in enumerate(loads):
-        row = a_row(
-            position=position, inflight=inflight, inflight_tokens=tokens, slow_from=started
-        )
+        row = a_row(position=position, inflight=inflight, inflight_tokens=tokens, slow_from=started)
         slow.put(row, 1000 + position, signature, rel)
         own = EVEN.slow_inflight(row, rel, mean, now, 5.0)
         expected[position] = 1000 + position + int(own * SCORE_SCALE) + offsets[signature]
