@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from extproc.config.problems import ConfigErrors
+from extproc.config.reachable import reachable
 from extproc.config.read import missing_files, missing_secrets, read
 from extproc.config.values import Config, Steering
 from extproc.xds.render import render
@@ -76,6 +77,14 @@ def check(
     """Say everything that is wrong with a configuration; exit 0 when nothing is."""
     loaded = _load(file)
     _require_secrets(loaded)
+    within_reach = {info.id for info in reachable(loaded)}
+    for info in loaded.endpoints:
+        if info.id not in within_reach:
+            typer.echo(
+                f"{file}: endpoints.{info.id}: warning: {loaded.steering} never sends there: it "
+                "reaches our own engines with an IP address and one common key",
+                err=True,
+            )
     typer.echo(
         f"{file}: ok, {_count(loaded.endpoints, 'endpoint')}, {_count(loaded.models, 'model')}, "
         f"steering {loaded.steering}"

@@ -73,7 +73,7 @@ def is_host_port(text: str) -> bool:
     if not 1 <= int(port) <= MAX_PORT:
         return False
     if host.startswith("[") and host.endswith("]"):
-        return _is_ip(host[1:-1]) and ":" in host[1:-1]
+        return is_ip(host[1:-1]) and ":" in host[1:-1]
     return _HOST.fullmatch(host) is not None
 
 
@@ -103,7 +103,7 @@ def url_problem(text: str) -> str | None:
         url = Url.parse(text)
     except ValueError as error:
         return str(error)
-    return None if _is_ip(url.host) or _HOST.fullmatch(url.host) else "the host is no name"
+    return None if is_ip(url.host) or _HOST.fullmatch(url.host) else "the host is no name"
 
 
 def is_metrics_url(text: str) -> bool:
@@ -117,11 +117,12 @@ def is_metrics_url(text: str) -> bool:
     except ValueError:
         return False
     host = parts.hostname or ""
-    is_host = _is_ip(host) or _HOST.fullmatch(host) is not None
+    is_host = is_ip(host) or _HOST.fullmatch(host) is not None
     return parts.scheme in {"http", "https"} and is_host
 
 
-def _is_ip(text: str) -> bool:
+def is_ip(text: str) -> bool:
+    """Whether `text` is an IP address, which needs no DNS; one with a zone is none."""
     try:
         ip_address(text)
     except ValueError:
@@ -162,7 +163,7 @@ RESIDENCY: Final = Rule(
 HEADER: Final = _matching(_TOKEN, "give a header name of at most 64 characters")
 HEADER_PREFIX: Final = _matching(_PREFIX, "use at most 64 printable ASCII characters")
 HOST: Final = _matching(_HOST, "give a host name")
-LISTEN_IP: Final = Rule(_is_ip, "give an IP address, such as 127.0.0.1 or 0.0.0.0")
+LISTEN_IP: Final = Rule(is_ip, "give an IP address, such as 127.0.0.1 or 0.0.0.0")
 ADDRESS: Final = Rule(is_host_port, "give host:port, such as 127.0.0.1:9090")
 SERVICE_ADDRESS: Final = Rule(
     is_service_address, "give host:port, or unix: and an absolute path of a socket"

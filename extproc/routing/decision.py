@@ -15,11 +15,11 @@ import msgspec
 from extproc.routing import scorers
 from extproc.routing.endpoint import Kind
 from extproc.routing.filters import Filter, UnavailableKind
+from extproc.routing.grid import SCORE_SCALE
 from extproc.routing.live import Grant, Ticket
 from extproc.routing.policy import UNRESTRICTED, Restriction
 from extproc.routing.pool import Pool
 from extproc.routing.rows import KV, LOAD, QUEUE, Row
-from extproc.routing.scorers import SCORE_SCALE
 from extproc.routing.strategy import Picker, Scorer
 from extproc.routing.table import Table
 

@@ -11,8 +11,8 @@ from math import exp
 from random import Random
 from typing import Final, assert_never
 
+from extproc.routing.grid import SCORE_SCALE
 from extproc.routing.ranking import Ranking
-from extproc.routing.scorers import SCORE_SCALE
 from extproc.routing.strategy import Picker, Strategy
 
 _REJECTIONS: Final = 64

@@ -11,8 +11,8 @@ from bisect import bisect_left, insort
 from typing import Final
 
 from extproc.routing import scorers
+from extproc.routing.grid import SCORE_SCALE, on_grid
 from extproc.routing.rows import KV, LOAD, QUEUE, STALE, Row, Scores
-from extproc.routing.scorers import SCORE_SCALE, on_grid
 from extproc.routing.slow import SlowStarts
 from extproc.routing.strategy import Weights
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extproc.routing.affinity import Bonus
+from extproc.routing.grid import SCORE_SCALE
 from extproc.routing.pool import POSITION_BITS, POSITION_MASK, Group, Pool
-from extproc.routing.scorers import SCORE_SCALE
 from extproc.routing.table import Table
 
 _FEW_SLOW: Final = 16

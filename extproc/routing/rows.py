@@ -13,7 +13,7 @@ import msgspec
 from extproc.routing import scorers
 from extproc.routing.endpoint import Stats
 from extproc.routing.filters import Filter
-from extproc.routing.scorers import SCORE_SCALE, on_grid
+from extproc.routing.grid import SCORE_SCALE, on_grid
 from extproc.routing.strategy import Strategy
 
 # What a candidate lacks, as bits of its signature.

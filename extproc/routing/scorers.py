@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from extproc.routing.grid import on_grid
 from extproc.routing.strategy import Weights
-
-SCORE_BITS: Final = 30
-"""Scores are multiples of 2⁻³⁰, so that sums of them are exact in any order, and ties are ties."""
-SCORE_SCALE: Final = float(1 << SCORE_BITS)
 
 TOKENS_PER_REQUEST: Final = 4000.0
 FIRST_TARGET: Final = 1.0
@@ -21,14 +18,6 @@ SECOND_TARGET: Final = 0.7
 UNKNOWN: Final = 0.5
 STALE_PENALTY: Final = 0.01
 SLOWEST_START_RATIO: Final = 0.1
-
-# Adding and subtracting 1.5 · 2²² leaves a double of a few units rounded to 2⁻³⁰, half to even.
-SHIFT: Final = 1.5 * 2.0 ** (52 - SCORE_BITS)
-
-
-def on_grid(value: float) -> float:
-    """The multiple of 2⁻³⁰ nearest to `value`, which lies between -1 and 1."""
-    return (value + SHIFT) - SHIFT
 
 
 def shares(weights: Weights) -> Weights:

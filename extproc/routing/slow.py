@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from extproc.routing.grid import SCORE_SCALE, SHIFT
 from extproc.routing.rows import Row, Scale
-from extproc.routing.scorers import SCORE_SCALE, SHIFT, SLOWEST_START_RATIO, requests
+from extproc.routing.scorers import SLOWEST_START_RATIO, requests
 
 SIGNATURES: Final = 16
 _NOBODY: Final = -(1 << 62)

@@ -4,7 +4,7 @@ A score without its session term is the endpoint's own affair: it changes when t
 So every endpoint has a row, the registry marks the rows that are out of date, and a decision renews
 those few, whatever the number of endpoints.
 
-Scores are on a grid (see `scorers.on_grid`), so sums are exact, and a row that was renewed a
+Scores are on a grid (see `grid.on_grid`), so sums are exact, and a row that was renewed a
 thousand times equals one from a rebuild bit for bit.
 
 The module is long because the commonest renewal stands in it twice: as a rule, and written out.
@@ -27,10 +27,11 @@ from extproc.routing import scorers
 from extproc.routing.alarms import Alarms
 from extproc.routing.endpoint import Kind, Stats
 from extproc.routing.filters import Filter, Refusal, next_change, state
+from extproc.routing.grid import SCORE_SCALE, SHIFT, on_grid
 from extproc.routing.live import Live, Ticket
 from extproc.routing.pool import POSITION_BITS, Group, Pool, key_of
 from extproc.routing.rows import LOAD, Row, Scale, Scores
-from extproc.routing.scorers import SCORE_SCALE, SHIFT, TOKENS_PER_REQUEST, on_grid
+from extproc.routing.scorers import TOKENS_PER_REQUEST
 from extproc.routing.strategy import Picker, Strategy
 
 _FEW_CHANGES: Final = 64

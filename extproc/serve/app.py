@@ -15,6 +15,7 @@ from typing import Final, assert_never
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from extproc.config.reachable import reachable
 from extproc.config.values import Config
 from extproc.config.values import Transport as TransportName
 from extproc.engines.scrape import Scraper
@@ -78,7 +79,7 @@ class App:
             )
         )
         self._scraper = Scraper(self.core.registry, config.scrape, clock=self._clock, random=random)
-        self._scraper.update(config.endpoints)
+        self._scraper.update(reachable(config))
         self._tools = StreamTools(
             renderer=Renderer(channel(config.steering)),
             internal_error=refuse(refusals.internal(), method="POST", path=""),

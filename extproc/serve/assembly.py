@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
+from extproc.config.reachable import reachable
 from extproc.config.values import ClientPolicy, Config, Steering
 from extproc.exchange.exchange import Exchange
 from extproc.exchange.facts import Names
@@ -53,7 +54,8 @@ def assemble(
     registry = Registry(
         RegistrySettings(stale_after_seconds=config.scrape.stale_after_seconds), random
     )
-    registry.replace(config.endpoints, now)
+    # An endpoint that the steering cannot name would end every request sent there.
+    registry.replace(reachable(config), now)
     scheduler = Scheduler(
         registry,
         config.strategies,

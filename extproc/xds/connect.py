@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Final
 
+from extproc.config.grammar import is_ip
 from extproc.routing.endpoint import Tls, Url
 from extproc.xds.tree import Json, Tree, extension
 
@@ -33,15 +33,6 @@ LIMITS: Final[Tree] = MappingProxyType(
 KEEPALIVE: Final[Tree] = MappingProxyType(
     {"tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}}
 )
-
-
-def is_ip(host: str) -> bool:
-    """Whether `host` is an IP address, which needs no DNS."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def host_header(url: Url) -> str:

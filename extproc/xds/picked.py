@@ -5,25 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from extproc import clusters, headers
+from extproc.config.reachable import steerable
 from extproc.config.values import Config
-from extproc.routing.endpoint import Info, Kind
-from extproc.xds.connect import is_ip
 from extproc.xds.endpoint_clusters import shared_cluster
-from extproc.xds.pools import largest_group
 from extproc.xds.tree import Tree, extension
 
 _NOBODY_HAS: Final = "llmgw.picked-by-address-only"
-
-
-def steerable(config: Config) -> tuple[Info, ...]:
-    """The endpoints that the endpoint-picker steering can reach.
-
-    One cluster holds them all, so they are our own engines with the same key; they are named by
-    address, so a DNS name cannot be one.
-    """
-    return largest_group(
-        info for info in config.endpoints if info.kind is Kind.ENGINE and is_ip(info.url.host)
-    )
 
 
 def picked_cluster(config: Config) -> Tree:

@@ -9,10 +9,9 @@ Splits have no pool; an alias has one only where an engine serves that very name
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from extproc.config.reachable import largest_group
 from extproc.config.values import Config
 from extproc.routing.endpoint import Auth, Info, Kind
 
@@ -24,17 +23,6 @@ class Pool:
     model: str
     auth: Auth | None
     members: tuple[Info, ...]
-
-
-def largest_group(endpoints: Iterable[Info]) -> tuple[Info, ...]:
-    """The most endpoints that share credentials, highest priority first, then by id."""
-    groups: defaultdict[Auth | None, list[Info]] = defaultdict(list)
-    for endpoint in sorted(endpoints, key=lambda info: info.id):
-        groups[endpoint.auth].append(endpoint)
-    if not groups:
-        return ()
-    largest = max(groups.values(), key=len)  # the first of equals, and they stand by first id
-    return tuple(sorted(largest, key=lambda info: (-info.priority, info.id)))
 
 
 def pools(config: Config) -> tuple[Pool, ...]:

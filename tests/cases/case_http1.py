@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -205,6 +205,13 @@ class Http1:
         async with asyncio.timeout(SECONDS):
             status, headers = await self._head()
         return Reply(status, headers)
+
+    async def rest_of(self, started: Reply, seconds: float = SECONDS) -> Reply:
+        """The whole answer of which `start` gave the beginning."""
+        chunks: list[bytes] = []
+        async with asyncio.timeout(seconds):
+            await self._body(dict(started.headers), chunks, [])
+        return replace(started, body=b"".join(chunks))
 
     async def more(self, seconds: float = SECONDS) -> bytes:
         """Whatever bytes come next, chunk framing included; empty at the end."""

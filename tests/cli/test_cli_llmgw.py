@@ -64,6 +64,17 @@ def test_check_tells_of_a_key_that_is_not_there(
     assert "sk-secret" not in result.output
 
 
+def test_check_tells_what_the_steering_cannot_reach(runner: CliRunner, tmp_path: Path) -> None:
+    """An endpoint that would never get a request is not silently idle."""
+    named = "  - {id: named, url: 'http://engine.test:9001', models: [m]}\n"
+    result = runner.invoke(
+        app, ["check", write(tmp_path, f"steering: endpoint-picker\n{GOOD}{named}")]
+    )
+    assert result.exit_code == 0
+    assert "endpoints.named: warning: endpoint-picker never sends there" in result.stderr
+    assert "endpoints.a:" not in result.stderr
+
+
 def test_check_of_a_missing_file_says_so(runner: CliRunner, tmp_path: Path) -> None:
     """A wrong name is an error and no traceback."""
     result = runner.invoke(app, ["check", str(tmp_path / "nowhere.yaml")])

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import Reason, Rejection
-from extproc.exchange.body import BodyFacts, read_model, replace_model
+from extproc.exchange.body import BodyFacts, read_model, replace_model, unreadable
 
 # The first text that hypothesis draws reads its character tables, which may take a second.
 LAW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -421,6 +421,26 @@ def test_a_damaged_document_is_read_or_refused(data: st.DataObject) -> None:
     found = read_model(damaged, JSON, None, LIMIT)
     if isinstance(found, BodyFacts):
         assert json.loads(damaged.decode("utf-8-sig", "replace"))["model"] == found.model
+
+
+@pytest.mark.parametrize(
+    ("content_type", "encoding", "length", "status"),
+    [
+        (JSON, None, LIMIT, None),
+        (None, "identity", 0, None),
+        ("multipart/form-data; boundary=x", " ", LIMIT, None),
+        (JSON, None, LIMIT + 1, 413),
+        (JSON, "gzip", 0, 415),
+        ("text/plain", None, 0, 415),
+        ("text/plain", None, LIMIT + 1, 415),
+    ],
+)
+def test_headers_can_tell_that_a_body_is_not_worth_reading(
+    content_type: str | None, encoding: str | None, length: int, status: int | None
+) -> None:
+    """Its type, its encoding or its length; a length that is not known is none."""
+    refused = unreadable(content_type, encoding, length, LIMIT)
+    assert (None if refused is None else refused.status) == status
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,27 @@ def test_a_body_that_envoy_could_not_read_is_read_here(world: World) -> None:
     assert steer.body is None
 
 
+@pytest.mark.parametrize("pairs", [[], [("x-llmgw-model", "renamed")]], ids=["body", "header"])
+def test_a_body_above_the_limit_is_not_asked_for(
+    world: World, pairs: list[tuple[str, str]]
+) -> None:
+    """Envoy would wait for the end of what it cannot hold; nothing is in flight."""
+    limit = world.core.gateway.limits.body_limit_bytes
+    exchange, action = world.ask(*pairs, ("content-length", str(limit + 1)))
+    assert (status(action), reason(action)) == (413, Reason.BODY_TOO_LARGE)
+    assert exchange.state is State.LOCAL
+    assert world.inflight() == {}
+    _, action = world.ask(*pairs, ("content-length", str(limit)))
+    assert action == NeedBody()
+
+
+def test_a_body_of_the_wrong_kind_is_not_asked_for(world: World) -> None:
+    """Its headers say enough."""
+    for pair in (("content-encoding", "gzip"), ("content-type", "text/plain")):
+        _, action = world.ask(pair)
+        assert (status(action), reason(action)) == (415, Reason.BODY_ENCODING)
+
+
 def test_without_metadata_the_body_is_asked_for(world: World) -> None:
     """An Envoy without the JSON filter works too."""
     exchange, action = world.ask()

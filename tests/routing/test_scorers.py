@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,15 +142,6 @@ def test_kv_is_a_score(usage: float, knee: float, ceiling: float) -> None:
 def test_a_slow_start_never_helps(x: float, mean: float, since: float) -> None:
     """An endpoint that starts slowly counts as at least as loaded as it is."""
     assert scorers.slowed(x, mean, since, 5.0) >= x
-
-
-@given(st.lists(st.floats(0.0, 1.0)))
-def test_sums_on_the_grid_are_exact_in_any_order(values: list[float]) -> None:
-    """A value on the grid is the nearest multiple of 2⁻³⁰, and sums of them do not round."""
-    grid = [scorers.on_grid(value) for value in values]
-    assert all(g == round(v * 2**30) / 2**30 for g, v in zip(grid, values, strict=True))
-    exact = sum(map(Fraction, grid), Fraction())
-    assert sum(grid) == exact == sum(reversed(grid))
 
 
 def test_shares_add_up_to_the_whole() -> None:

@@ -6,7 +6,7 @@ from fleet import EVEN, a_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.scorers import SCORE_SCALE
+from extproc.routing.grid import SCORE_SCALE
 from extproc.routing.slow import SlowStarts
 
 _ROWS = st.tuples(

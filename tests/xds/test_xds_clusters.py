@@ -9,10 +9,10 @@ from xds_world import config, endpoint, rendered
 
 from extproc import headers
 from extproc.clusters import ACCESS_LOG, EXT_PROC, NONE, PICKED
+from extproc.config.reachable import steerable
 from extproc.config.values import Config, Service, ServiceTls, Steering
 from extproc.routing.endpoint import Auth, Info, Kind, SecretKind, SecretRef, Tls, Url
 from extproc.xds.connect import host_header
-from extproc.xds.picked import steerable
 
 Node = dict[str, object]
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xds_world import config, endpoint
 
+from extproc.config.reachable import largest_group
 from extproc.routing.catalog import ModelEntry
 from extproc.routing.endpoint import Auth, Info, Kind, SecretKind, SecretRef
-from extproc.xds.pools import largest_group, pools
+from extproc.xds.pools import pools
 
 URL = "http://192.0.2.1:80"
 KEYS = (None, Auth(SecretRef(SecretKind.ENV, "K1")), Auth(SecretRef(SecretKind.ENV, "K2")))

@@ -150,6 +150,7 @@ def test_clients_with_a_restriction_are_routed_as_restricted() -> None:
     assert list(filters(configuration)) == [
         "auth",
         "llmgw.fresh-route",
+        "llmgw.whole-bodies",
         "llmgw.model-from-body",
         "llmgw.model-header",
         "llmgw.ext-proc",
