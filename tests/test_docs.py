@@ -80,7 +80,11 @@ def test_every_header_of_the_code_is_in_the_tables_and_no_other() -> None:
     """Each in one row, aliases included."""
     known: set[str] = set()
     for name, value in vars(headers).items():
-        if name.isupper() and not name.endswith(("_NAMESPACE", "_KEY", "_TAG")) and "BODY_" not in name:
+        if (
+            name.isupper()
+            and not name.endswith(("_NAMESPACE", "_KEY", "_TAG"))
+            and "BODY_" not in name
+        ):
             known.update((value,) if isinstance(value, str) else value)
     assert sorted(name for name, _ in header_rows("meaning")) == sorted(known)
 

@@ -129,10 +129,10 @@ def _listener(section: Section) -> Listener:
     section.close()
     if listener.port == listener.admin_port:
         section.error("admin_port", "is the listener's own port", "choose another port")
-    if listener.idle_timeout_seconds < listener.header_deadline_seconds:
+    if listener.idle_timeout_seconds <= listener.header_deadline_seconds:
         section.warn(
             "idle_timeout_seconds",
-            "is shorter than header_deadline_seconds: it cuts a request that waits for its answer",
+            "is not above header_deadline_seconds: it cuts a request before it can be retried",
         )
     return listener
 

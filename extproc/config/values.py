@@ -59,7 +59,7 @@ class Listener:
     tls_key_file: str | None = None
     body_limit_bytes: int = 32 * 1024 * 1024
     header_deadline_seconds: float = 600.0
-    idle_timeout_seconds: float = 600.0
+    idle_timeout_seconds: float = 660.0
     http_filters: tuple[Mapping[str, object], ...] = ()
 
 

@@ -37,6 +37,7 @@ _JITTER_RATIO: Final = 0.1
 _READ_BYTES: Final = 64 * 1024
 _ONE_TURN_BYTES: Final = 256 * 1024  # a page up to this size is read in one turn of the loop
 _LOG_SECONDS: Final = 60.0  # at most one line about an endpoint in this time
+_FIRST_SHARE_SECONDS: Final = 0.02
 _DNS_SECONDS: Final = 30
 _TLS_SECONDS: Final = 300.0  # certificates are renewed on disk while we run
 
@@ -85,8 +86,14 @@ def lookup(host: str, port: int) -> list[str]:
 
 
 def first_delays(count: int, interval_seconds: float, random: Random) -> list[float]:
-    """When each of `count` endpoints is first read: one in every share of the interval."""
-    return [(place + random.random()) * interval_seconds / count for place in range(count)]
+    """When each of `count` endpoints is first read: one in every share of the interval.
+
+    A share is 20 ms at most: until an endpoint is read, those that are look better than it.
+    """
+    if not count:
+        return []
+    share = min(interval_seconds / count, _FIRST_SHARE_SECONDS)
+    return [(place + random.random()) * share for place in range(count)]
 
 
 def jittered(interval_seconds: float, random: Random) -> float:
@@ -126,7 +133,7 @@ class Scraper:
         """Exactly these endpoints are read from now on.
 
         One that is gone, or is read differently now, is dropped at once, in the middle of a read
-        too. Those that stay are not disturbed. The first reads of new ones spread over an interval.
+        too. Those that stay are not disturbed. The first reads of new ones are spread over an interval at most.
         """
         targets = {info.id: _Target.of(info) for info in infos if info.is_scraped}
         for gone in [id_ for id_ in self._tasks if targets.get(id_) != self._targets[id_]]:

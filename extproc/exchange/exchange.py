@@ -157,10 +157,8 @@ class Exchange:
         return self._refuse(refusals.model_missing(), "")
 
     def on_request_body(self, message: RequestBody, now: float) -> Action:
-        """The request is routed by what its body says, or refused."""
+        """The request is routed by its header or by what its body says, or refused."""
         facts = self._facts
-        if facts.model is not None:
-            return self._route(facts, facts.model, message.body, now)
         read = read_model(
             message.body,
             facts.content_type,
@@ -168,9 +166,11 @@ class Exchange:
             self._gateway.limits.body_limit_bytes,
         )
         if isinstance(read, Rejection):
-            return self._refuse(read, "")
+            return self._refuse(read, facts.model or "")
         session = read.prompt_cache_key if facts.session is None else facts.session
-        return self._route(replace(facts, session=session), read.model, message.body, now)
+        # A header outranks the body, also where the body is read for another reason.
+        model = facts.model or read.model
+        return self._route(replace(facts, session=session), model, message.body, now)
 
     def on_request_trailers(self, message: RequestTrailers, now: float) -> Action:
         """Trailers in the place of the body that was asked for: there is no body to read."""

@@ -7,7 +7,7 @@ see it, because a 4xx is the client's mistake until another endpoint of the mode
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -119,16 +119,26 @@ class Answers:
         entries[key] = (endpoint_id, now, other, other_at)
         entries.move_to_end(key)
 
-    def by_another(self, models: Iterable[str], path: str, endpoint_id: str, since: float) -> bool:
-        """Whether an endpoint other than this one answered the path of one of the models."""
+    def by_another(
+        self,
+        models: Iterable[str],
+        path: str,
+        endpoint_id: str,
+        since: float,
+        *,
+        is_witness: Callable[[str], bool],
+    ) -> bool:
+        """Whether an endpoint other than this one answered the path of one of the models.
+
+        `is_witness` says whose answer counts. One that is kept away itself, or gone, is none: the
+        last endpoint of a model would be convicted by those that it has outlived.
+        """
         for model in models:
             entry = self._entries.get((model, path))
             if entry is None:
                 continue
             last, at, other, other_at = entry
-            if last != endpoint_id:
-                if at >= since:
+            for witness, seen_at in ((last, at), (other, other_at)):
+                if witness and witness != endpoint_id and seen_at >= since and is_witness(witness):
                     return True
-            elif other and other_at >= since:
-                return True
         return False

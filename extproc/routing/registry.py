@@ -253,7 +253,11 @@ class Registry:
             models = live.info.models if model is None else (model,)
             row = live.refusals.add(model or "", path)
             if row >= rule.threshold and self._answers.by_another(
-                models, path, ticket.id, now - rule.evidence_seconds
+                models,
+                path,
+                ticket.id,
+                now - rule.evidence_seconds,
+                is_witness=self._is_witness,
             ):
                 live.demotion = Demotion(now, now + rule.probe_seconds, rule.probe_seconds)
         live.touch()
@@ -268,6 +272,10 @@ class Registry:
         if live.demotion is not None:
             live.demotion = None
             live.touch()
+
+    def _is_witness(self, endpoint_id: str) -> bool:
+        live = self._lives.get(endpoint_id)
+        return live is not None and live.demotion is None
 
     def _charged(self, ticket: Ticket) -> Live | None:
         live = self._lives.get(ticket.id)

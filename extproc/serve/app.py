@@ -155,7 +155,11 @@ class App:
         """Verdicts that waited for a log entry are booked, a few times a second."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            self.core.ledger.tick(self._clock())
+            try:
+                self.core.ledger.tick(self._clock())
+            except Exception as error:  # noqa: BLE001 - one bad verdict must not end the booking
+                self.metrics.exchange_failed()
+                self._lines.error("tick", "a verdict was lost", error)
 
 
 def _transport(app: App, config: Config) -> Transport:

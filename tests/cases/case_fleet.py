@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from case_http1 import SECONDS, Pair, Reply
 from case_world import INFLIGHT, MODEL, Page, World, until
 
+from extproc.exchange.ledger import GRACE_SECONDS
 from extproc.lab.engine_http import LabEngine
 from extproc.routing.endpoint import BreakerState
 from extproc.telemetry.fleet import Exclusion
@@ -21,9 +22,6 @@ AGE = "llmgw_endpoint_stats_age_seconds"
 RUNNING = "llmgw_endpoint_running"
 WAITING = "llmgw_endpoint_waiting"
 KV_USAGE = "llmgw_endpoint_kv_usage_ratio"
-
-# What an idle service and Envoy need for one request, many times over, on a busy machine.
-PROMPT_SECONDS = 2.0
 
 
 def breaker(page: Page, endpoint: str) -> BreakerState:
@@ -187,6 +185,14 @@ async def spread(
     replies = await asyncio.gather(*asking)
     assert {reply.status for reply in replies} == {200}
     return Counter(reply.served_by for reply in replies)
+
+
+async def settle(world: World) -> None:
+    """Every verdict is booked; nothing is remembered of what happened until now."""
+    await world.forget()
+    # Nothing tells when the last one is: each waits its grace for Envoy's log, and for a tick.
+    await asyncio.sleep(GRACE_SECONDS + 0.5)
+    await world.forget()
 
 
 async def each(stories: Mapping[str, Coroutine[None, None, None]]) -> None:

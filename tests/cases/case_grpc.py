@@ -38,7 +38,9 @@ class Processor:
 @asynccontextmanager
 async def processor(address: str) -> AsyncIterator[Processor]:
     """A stream to the service at a gRPC address; it is cancelled at the end, as Envoy does."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    # Envoy's client has no limit of its own.
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    async with grpc.aio.insecure_channel(address, unlimited) as channel:
         stub: _Stub = channel.stream_stream(
             METHOD,
             request_serializer=ProcessingRequest.SerializeToString,

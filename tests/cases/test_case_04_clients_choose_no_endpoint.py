@@ -1,4 +1,4 @@
-"""No client chooses its endpoint or reaches a path off the list, whatever state the service is in."""
+"""No client chooses its endpoint or reaches a path off the list, whatever the service does."""
 
 from __future__ import annotations
 

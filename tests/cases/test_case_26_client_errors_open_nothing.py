@@ -12,6 +12,7 @@ from case_fleet import (
     ask_until,
     breaker,
     exclusions,
+    settle,
     until_breaker,
 )
 from case_world import ATTEMPTS, World, case, fresh, standing, until
@@ -129,7 +130,7 @@ async def test_a_fleet_stays(world: World, status: int) -> None:
 
 async def test_mistakes_neither_end_nor_lengthen_a_row(world: World) -> None:
     """Two failures, mistakes, a third failure: open. Without the failures, never."""
-    await world.forget(attempts=True)  # a success that is still to be booked would end the row
+    await settle(world)  # a success that is still to be booked would end the row
     quick = world.engines["quick"]
     for status in (500, 400, 401, 500, 422, 404):
         quick.inject(Fault(kind=FaultKind.STATUS, status=status, times=1))
@@ -151,7 +152,7 @@ async def test_mistakes_neither_end_nor_lengthen_a_row(world: World) -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
 async def test_a_mistake_as_a_probe(world: World, status: int) -> None:
     """It neither closes the breaker nor opens it again, and gives its place back at once."""
-    await world.forget(attempts=True)
+    await settle(world)
     quick = world.engines["quick"]
     quick.inject(Fault(kind=FaultKind.STATUS, status=500, times=3))
     await ask_until(world, "quick", BreakerState.OPEN, model="quick")

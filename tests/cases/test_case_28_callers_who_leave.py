@@ -12,6 +12,7 @@ from case_fleet import (
     ask_until,
     breaker,
     held,
+    settle,
     spread,
     until_asked,
     until_breaker,
@@ -114,7 +115,7 @@ async def test_a_caller_who_leaves_a_retry(world: World) -> None:
     """What failed before stays a failure; whoever had the request last is not to blame."""
     session = ("x-session-id", fresh("session"))
     first = (await world.post(session)).served_by
-    await world.forget(attempts=True)
+    await settle(world)
     (second,) = {"a", "b"} - {first}
     world.engines[first].inject(Fault(kind=FaultKind.STATUS, status=500, times=1))
     world.engines[second].inject(Fault(kind=FaultKind.HANG))

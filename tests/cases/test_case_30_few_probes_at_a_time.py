@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from case_bodies import chat
-from case_fleet import ask_until, breaker, until_breaker
+from case_fleet import ask_until, breaker, settle, until_breaker
 from case_http1 import CHAT, Reply
 from case_world import World, case, standing, until
 
@@ -128,7 +128,7 @@ async def test_both_are_half_open(world: World) -> None:
         return all(breaker(page, name) is not BreakerState.CLOSED for name in "ab")
 
     await until(are_open, "both are open")
-    await world.forget(attempts=True)  # what is booked late would open one of them again
+    await settle(world)  # what is booked late would open one of them again
     for name in "ab":
         world.engines[name].inject(Fault(kind=FaultKind.HANG))
         await until_breaker(world, name, BreakerState.HALF_OPEN)

@@ -298,8 +298,8 @@ class TestListenerAndService:
         """An engine may think for as long as the header deadline."""
         assert warned("endpoints: []\nlistener: {idle_timeout_seconds: 60}") == [
             (
-                "2 listener.idle_timeout_seconds: is shorter than header_deadline_seconds:"
-                " it cuts a request that waits for its answer"
+                "2 listener.idle_timeout_seconds: is not above header_deadline_seconds:"
+                " it cuts a request before it can be retried"
             )
         ]
 

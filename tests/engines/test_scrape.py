@@ -507,9 +507,11 @@ async def test_a_name_is_looked_up_with_the_system() -> None:
 
 
 def test_first_reads_are_spread_over_the_interval() -> None:
-    """One endpoint in every share of it."""
-    delays = first_delays(20, 2.0, Random(1))
-    assert [int(delay / 0.1) for delay in delays] == list(range(20))
+    """One endpoint in every share of it, and a few endpoints are all read soon."""
+    delays = first_delays(1000, 2.0, Random(1))
+    assert [int(delay / 0.002) for delay in delays] == list(range(1000))
+    delays = first_delays(3, 2.0, Random(1))
+    assert [int(delay / 0.02) for delay in delays] == [0, 1, 2]
     assert first_delays(0, 2.0, Random(1)) == []
 
 

@@ -228,6 +228,22 @@ def test_the_accused_own_later_answers_do_not_hide_the_others() -> None:
     assert fleet.is_demoted("bad")
 
 
+def anybody(endpoint_id: str) -> bool:
+    """Every endpoint's answer is evidence."""
+    return bool(endpoint_id)
+
+
+def test_the_last_endpoint_of_a_model_is_never_demoted() -> None:
+    """Those that are kept away already are no evidence, or one bad client could end a model."""
+    fleet = Fleet()
+    fleet.answer("good", 0.0)
+    fleet.answer("bad", 0.5)
+    fleet.refuse("bad", 1.0)
+    assert fleet.is_demoted("bad")
+    fleet.refuse("good", 2.0)
+    assert not fleet.is_demoted("good")
+
+
 def test_rows_are_bounded() -> None:
     """A thousand paths leave no more than the bound; the oldest row gives way."""
     refusals = Refusals()
@@ -245,8 +261,8 @@ def test_the_answer_noted_longest_ago_is_forgotten_first() -> None:
     for number in range(5):
         answers.note("m", CHAT, "a", float(number))
         answers.note("m", f"/{number}", "a", float(number))
-        assert answers.by_another(("m",), CHAT, "b", float(number))
-    assert not answers.by_another(("m",), "/3", "b", 0.0)
+        assert answers.by_another(("m",), CHAT, "b", float(number), is_witness=anybody)
+    assert not answers.by_another(("m",), "/3", "b", 0.0, is_witness=anybody)
 
 
 def test_watchers_are_told_of_a_demotion_and_of_its_end() -> None:
@@ -289,7 +305,7 @@ def test_evidence_is_bounded_and_never_invented(
                         (m, p) == (model, path) and n != name and now >= since
                         for now, (m, p, n) in enumerate(history)
                     )
-                    known = answers.by_another((model,), path, name, since)
+                    known = answers.by_another((model,), path, name, since, is_witness=anybody)
                     assert known == happened if bound >= 8 else known <= happened
 
 
