@@ -33,7 +33,7 @@ up: $(VENV)/.runtime  ## Envoy, the service and three simulated engines in this 
 	@$(BIN)/llmgw up $(if $(CONFIG),--config $(CONFIG)) $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/.dev  ## all tests, real Envoy included
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -q
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -q --ignore=tests/cases
 
 check: $(VENV)/.dev  ## formatting, lint, strict types, import rules
 	@$(BIN)/ruff format --check .

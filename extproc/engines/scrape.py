@@ -133,7 +133,8 @@ class Scraper:
         """Exactly these endpoints are read from now on.
 
         One that is gone, or is read differently now, is dropped at once, in the middle of a read
-        too. Those that stay are not disturbed. The first reads of new ones are spread over an interval at most.
+        too. Those that stay are not disturbed. The first reads of new ones are spread over an
+        interval at most.
         """
         targets = {info.id: _Target.of(info) for info in infos if info.is_scraped}
         for gone in [id_ for id_ in self._tasks if targets.get(id_) != self._targets[id_]]:

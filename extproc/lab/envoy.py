@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import os
 import shutil
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ import aiohttp
 import msgspec
 
 from extproc.errors import LlmgwError
+from extproc.lab.processes import mortal
 
 _READY_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 5.0
@@ -30,16 +30,6 @@ _VALIDATE_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 _LAST_LINES: Final = 15
 _ADMIN_FILE: Final = "admin-address"
-
-# Runs in a Python of its own, between fork and Envoy: nothing may run in a fork of a process that
-# has threads. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the parent may have died before the call.
-_TRAMPOLINE: Final = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class EnvoyFailed(LlmgwError):  # noqa: N818 - reads as what it is at the place it is caught
@@ -306,8 +296,7 @@ async def _spawn(
     A group of its own keeps a terminal's interrupt from Envoy: whoever started it ends it in order.
     """
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _TRAMPOLINE, str(os.getpid())),
-        *command,
+        *mortal(command),
         stdin=DEVNULL,
         stdout=output,
         stderr=None if output is None else STDOUT,

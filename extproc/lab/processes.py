@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -15,7 +14,15 @@ from typing import Final
 
 from extproc.errors import LlmgwError
 
-_PR_SET_PDEATHSIG: Final = 1
+# Runs in a Python of its own, between fork and exec: nothing may run in a fork of a process that
+# has threads. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the parent may have died before the call.
+_TRAMPOLINE: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 _KEPT_LINES: Final = 200
 
 Say = Callable[[str], None]
@@ -55,12 +62,11 @@ class Child:
     async def start(self) -> None:
         """The process runs; whether it is ready is another question."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+            *mortal(self._command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_ends_with_parent if sys.platform == "linux" else None,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         self._reader = asyncio.create_task(self._read(self._process))
@@ -137,8 +143,15 @@ class Child:
         return f"{self.name} {what}; its last lines:\n{tail}"
 
 
-def _ends_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def mortal(command: Sequence[str]) -> list[str]:
+    """The command that runs `command` in its own place and is killed when this process is gone.
+
+    Linux only; elsewhere it outlives us. The parent is the thread that starts it, so start it from
+    one that lives as long as the process.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _TRAMPOLINE, str(os.getpid()), *command]
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from case_http1 import SECONDS, Pair, Reply
 from case_world import INFLIGHT, MODEL, Page, World, until
@@ -208,3 +209,22 @@ async def each(stories: Mapping[str, Coroutine[None, None, None]]) -> None:
     async with asyncio.TaskGroup() as group:
         for name, story in stories.items():
             group.create_task(tell(name, story))
+
+
+@asynccontextmanager
+async def reconfigured(world: World, changed: Callable[[str], str]) -> AsyncIterator[None]:
+    """The service runs on another text meanwhile, Envoy as it was; both begin and end anew."""
+    file = Path(world.stack.config.file)
+    text = file.read_text()
+
+    async def restart(with_text: str) -> None:
+        await world.stack.service.kill()
+        file.write_text(with_text)
+        await world.stack.start_service()
+        world.booked = await world.page()
+
+    await restart(changed(text))
+    try:
+        yield
+    finally:
+        await restart(text)

@@ -105,7 +105,8 @@ async def test_small_requests_beside_large_ones(world: World, load: Load) -> Non
                 for _ in range(COUNT)
             )
         )
-    assert [reply.status for reply in replies] == [200] * COUNT
+    bad = [reply for reply in replies if reply.status != 200]
+    assert not bad, bad[0]
     assert len(small) > 20
     assert {reply.status for reply in small} == {200}
     assert await world.envoy_stat("ext_proc.message_timeouts") == timeouts
