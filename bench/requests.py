@@ -135,6 +135,13 @@ async def envoy_alone(folder: Path, upstream: int) -> AsyncIterator[Subject]:
 @asynccontextmanager
 async def ours(folder: Path, upstream: int) -> AsyncIterator[Subject]:
     """Envoy with one worker, the full rendered configuration, and the service behind it."""
+    async with Stack(config_file(folder, upstream), port=0, concurrency=1) as stack:
+        pids = {"envoy": stack.envoy.pid, "service": stack.service.pid}
+        yield Subject("ours-grpcio", stack.url, pids)
+
+
+def config_file(folder: Path, upstream: int) -> Path:
+    """A configuration of 100 endpoints, all of which are the nginx on port `upstream`."""
     file = folder / "llmgw.yaml"
     endpoints = [
         {
@@ -146,9 +153,7 @@ async def ours(folder: Path, upstream: int) -> AsyncIterator[Subject]:
         for number in range(ENDPOINTS)
     ]
     file.write_text(yaml.safe_dump({"cluster_id": "bench", "endpoints": endpoints}))
-    async with Stack(file, port=0, concurrency=1) as stack:
-        pids = {"envoy": stack.envoy.pid, "service": stack.service.pid}
-        yield Subject("ours-grpcio", stack.url, pids)
+    return file
 
 
 async def main() -> None:
