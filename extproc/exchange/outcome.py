@@ -66,6 +66,7 @@ _BROKEN_ENDPOINT: Final = int(
 # They say that Envoy stopped, not why the last attempt failed: no retry was left, or no room.
 _NO_BLAME: Final = int(Flag.RETRY_LIMIT_EXCEEDED | Flag.UPSTREAM_OVERFLOW)
 
+_SWITCHED: Final = 101
 _FROM_ENDPOINT: Final = "via_upstream"
 _MISCONFIGURED: Final = frozenset({401, 403, 404, 405})
 
@@ -78,6 +79,10 @@ def classify(status: int, flags: int, details: str, retry_after: str | None) -> 
     headers keeps the status of those headers. An idle stream is the endpoint's failure where Envoy
     answered 504: the whole request was there and no answer began.
     """
+    if status == _SWITCHED and flags & _BROKEN_ENDPOINT == _CONNECTION_ENDED:
+        # An upgraded connection has no other end, whoever closes it.
+        flags &= ~_CONNECTION_ENDED
+        details = _FROM_ENDPOINT
     if flags & _GONE_CLIENT:
         return Outcome.ABORTED
     if flags & Flag.NO_CLUSTER:

@@ -49,6 +49,17 @@ def test_the_endpoints_own_answer_is_judged_by_its_status(
     assert classify(status, 0, VIA, retry_after) is expected
 
 
+def test_a_websocket_ends_with_its_connection() -> None:
+    """That is no cut; anything else that goes wrong with it is one."""
+    details = "upstream_reset_after_response_started{connection_termination}"
+    closed = Flag.UPSTREAM_CONNECTION_TERMINATION
+    assert classify(101, closed, details, None) is Outcome.SUCCESS
+    assert classify(101, closed, "", None) is Outcome.SUCCESS
+    assert classify(200, closed, details, None) is Outcome.FAILURE
+    assert classify(101, closed | Flag.UPSTREAM_TIMEOUT, details, None) is Outcome.FAILURE
+    assert classify(101, Flag.DOWNSTREAM_TERMINATION, details, None) is Outcome.ABORTED
+
+
 @pytest.mark.parametrize(
     "flag",
     [
