@@ -63,6 +63,7 @@ _BROKEN_ENDPOINT: Final = int(
     | Flag.UPSTREAM_PROTOCOL_ERROR
     | Flag.DNS_FAILURE
 )
+_CONNECTION_ENDED: Final = int(Flag.UPSTREAM_CONNECTION_TERMINATION)
 # They say that Envoy stopped, not why the last attempt failed: no retry was left, or no room.
 _NO_BLAME: Final = int(Flag.RETRY_LIMIT_EXCEEDED | Flag.UPSTREAM_OVERFLOW)
 

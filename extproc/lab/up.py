@@ -46,7 +46,8 @@ async def _up(
             port=port,
             steering=steering,
             service_says=say_line,
-            envoy_says=lambda line: say_line(f"envoy: {line}"),
+            # What Envoy says about being told to stop is no news.
+            envoy_says=lambda line: None if stopped.is_set() else say_line(f"envoy: {line}"),
             has_request_log=True,
         )
         await exits.enter_async_context(stack)

@@ -74,10 +74,13 @@ _GO_ON: Final = MappingProxyType(
 GO_ON_RESPONSE_BODY: Final = ProcessingResponse(
     response_body=BodyResponse(response=CommonResponse())
 ).SerializeToString()
-# Override fields that are left alone keep what Envoy's configuration says.
+# Override fields that are left alone keep what Envoy's configuration says. Without the trailers, a
+# request that has nothing else would go on undecided: an empty body sends no message.
 _NEED_BODY: Final = ProcessingResponse(
     request_headers=HeadersResponse(response=CommonResponse()),
-    mode_override=ProcessingMode(request_body_mode=ProcessingMode.BUFFERED),
+    mode_override=ProcessingMode(
+        request_body_mode=ProcessingMode.BUFFERED, request_trailer_mode=ProcessingMode.SEND
+    ),
 ).SerializeToString()
 
 # A map entry's key and value have these numbers in every map.

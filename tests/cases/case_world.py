@@ -21,6 +21,7 @@ import asyncio
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -248,6 +249,21 @@ class World:
 
         try:
             await until(is_booked, f"attempts {expected}")
+        finally:
+            assert found == dict(expected)
+
+    async def until_outcomes(self, expected: Mapping[str, int]) -> None:
+        """Exactly so many attempts of each outcome have been booked since `forget`, wherever."""
+        found: Counter[str] = Counter()
+
+        async def is_booked() -> bool:
+            found.clear()
+            for (_, outcome), number in (await self.new_attempts()).items():
+                found[outcome] += number
+            return found.total() >= sum(expected.values())
+
+        try:
+            await until(is_booked, f"outcomes {expected}")
         finally:
             assert found == dict(expected)
 

@@ -97,25 +97,32 @@ async def test_the_end_is_seen(world: World, what: str, version: int) -> None:
     await world.until_idle()
 
 
+REFUSED: Final[dict[str, tuple[str, list[Pair], bytes, str]]] = {
+    "nothing": (CHAT, [], b"", "model_missing"),
+    "no model": (CHAT, [], chat(None), "model_missing"),
+    "no JSON": (CHAT, [], b"{", "body_invalid"),
+    "no model in a form": (FORM, [("content-type", FORM_TYPE)], form(None), "model_missing"),
+    "no form": (FORM, [("content-type", FORM_TYPE)], b"", "model_missing"),
+    # There is no body in which the model could be changed.
+    "nothing to rename": (
+        CHAT,
+        [("x-llmgw-model", "renamed")],
+        b"",
+        "model_missing or body_invalid",
+    ),
+}
+
+
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(
-    ("path", "pairs", "body", "reason"),
-    [
-        (CHAT, [], b"", "model_missing"),
-        (CHAT, [], chat(None), "model_missing"),
-        (CHAT, [], b"{", "body_invalid"),
-        (FORM, [("content-type", FORM_TYPE)], form(None), "model_missing"),
-        (FORM, [("content-type", FORM_TYPE)], b"", "model_missing"),
-    ],
-)
-async def test_what_is_missing_is_said(
-    world: World, version: int, path: str, pairs: list[Pair], body: bytes, reason: str
-) -> None:
+@pytest.mark.parametrize("what", list(REFUSED))
+async def test_what_is_missing_is_said(world: World, what: str, version: int) -> None:
     """Also where trailers are all that follows the headers."""
+    path, pairs, body, reason = REFUSED[what]
     started = monotonic()
     reply = await send(world, version, path, pairs, body)
     assert monotonic() - started < PROMPTLY
-    assert (reply.status, reply.reason) == (400, reason), reply
+    assert reply.status == 400, reply
+    assert reply.reason in reason.split(" or ")
     assert world.requests() == {}
 
 

@@ -120,7 +120,11 @@ async def test_without_a_body(world: World, bare: Bare) -> None:
         for _ in range(2):
             await world.forget()
             await connection.send(head(bare.method, bare.path, bare.pairs))
-            assert_answered(world, bare, await connection.answer(bare.method, PROMPTLY))
+            reply = await connection.answer(bare.method, PROMPTLY)
+            assert_answered(world, bare, reply)
+            if reply.header("connection") == "close":
+                assert reply.status == 400  # after its own 400, Envoy closes
+                break
     async with world.http2() as connection:
         for _ in range(2):
             await world.forget()

@@ -115,9 +115,9 @@ async def test_a_sound_stack_gets_a_good_verdict(tmp_path: Path) -> None:
                 for engine in engines
             )
         )
-        stack = await exits.enter_async_context(Stack(file))
+        stack = await exits.enter_async_context(Stack(file, port=0))
         verdict = await visit(stack.url, "demo", [*"abc"], 20)
         assert verdict.is_good, str(verdict)
         assert sum(verdict.spread.values()) == 60
-        with pytest.raises(StackFailed, match="no answer from nobody"):
-            await visit(stack.url, "demo", [*"abc", "nobody"], 1)
+        with pytest.raises(StackFailed, match=r"no answer from .*nobody"):
+            await visit(stack.url, "demo", [*"abc", "nobody"], 5)

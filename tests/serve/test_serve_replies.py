@@ -125,13 +125,14 @@ def test_a_choice_in_answer_to_a_body_may_leave_it() -> None:
     assert not common.HasField("body_mutation")
 
 
-def test_a_body_is_asked_for_by_an_override_of_one_field() -> None:
-    """The other modes stay as Envoy's configuration has them."""
+def test_a_body_is_asked_for_by_an_override_of_two_fields() -> None:
+    """With the trailers, which may be all that comes; other modes stay as configured."""
     reply = render(NeedBody(), Phase.REQUEST_HEADERS)
     assert reply.WhichOneof("response") == "request_headers"
     override = reply.mode_override
     assert [(field.name, value) for field, value in override.ListFields()] == [
-        ("request_body_mode", pb.ProcessingMode.BUFFERED)
+        ("request_body_mode", pb.ProcessingMode.BUFFERED),
+        ("request_trailer_mode", pb.ProcessingMode.SEND),
     ]
 
 
