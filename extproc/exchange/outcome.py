@@ -63,6 +63,9 @@ _BROKEN_ENDPOINT: Final = int(
     | Flag.UPSTREAM_PROTOCOL_ERROR
     | Flag.DNS_FAILURE
 )
+_NO_CLUSTER: Final = int(Flag.NO_CLUSTER)
+_OVERFLOW: Final = int(Flag.UPSTREAM_OVERFLOW)
+_IDLE: Final = int(Flag.STREAM_IDLE_TIMEOUT)
 _CONNECTION_ENDED: Final = int(Flag.UPSTREAM_CONNECTION_TERMINATION)
 # They say that Envoy stopped, not why the last attempt failed: no retry was left, or no room.
 _NO_BLAME: Final = int(Flag.RETRY_LIMIT_EXCEEDED | Flag.UPSTREAM_OVERFLOW)
@@ -86,11 +89,11 @@ def classify(status: int, flags: int, details: str, retry_after: str | None) -> 
         details = _FROM_ENDPOINT
     if flags & _GONE_CLIENT:
         return Outcome.ABORTED
-    if flags & Flag.NO_CLUSTER:
+    if flags & _NO_CLUSTER:
         return Outcome.QUARANTINED
-    if flags & _BROKEN_ENDPOINT or (flags & Flag.STREAM_IDLE_TIMEOUT and status == 504):
+    if flags & _BROKEN_ENDPOINT or (flags & _IDLE and status == 504):
         return Outcome.FAILURE
-    if flags & Flag.UPSTREAM_OVERFLOW and details != _FROM_ENDPOINT:
+    if flags & _OVERFLOW and details != _FROM_ENDPOINT:
         return Outcome.QUARANTINED
     if flags & ~_NO_BLAME or (details and details != _FROM_ENDPOINT):
         return Outcome.NOBODY
