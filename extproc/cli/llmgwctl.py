@@ -51,7 +51,8 @@ def endpoints(address: Address = DEFAULT_ADDRESS) -> None:
     except (OSError, ValueError) as error:
         typer.echo(f"{address} does not answer: {error}; give the service's http_address", err=True)
         raise typer.Exit(1) from None
-    Console().print(as_table(rows(page)))
+    # Narrower, the table would break words; a terminal wraps or scrolls it.
+    Console(width=max(Console().width, 120)).print(as_table(rows(page)))
 
 
 @dataclass(slots=True)
