@@ -7,7 +7,7 @@ COMPOSE ?= docker compose
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check smoke bench protos compose-test format coverage clean
+.PHONY: help up test check cases smoke bench protos compose-test format coverage clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ coverage: $(VENV)/.dev  ## branch coverage of the core rooms, at least 95 %
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/routing tests/exchange tests/engines \
 	  --cov=extproc.routing --cov=extproc.exchange --cov=extproc.engines --cov-branch \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+cases: $(VENV)/.dev  ## one test file per case against real Envoy, with a table (SLOW=1: streams of minutes too)
+	@SLOW=$(SLOW) $(BIN)/python tests/cases/run.py -n $(PYTEST_WORKERS)
 
 smoke: $(VENV)/.dev  ## 200 mixed SDK requests through the whole stack; FAULT=500: one engine is broken
 	@$(BIN)/python -m extproc.lab.smoke $(if $(FAULT),--fault $(FAULT))

@@ -51,6 +51,7 @@ ATTEMPTS: Final = "llmgw_attempts_total"
 DISPATCHED: Final = "llmgw_requests_dispatched_total"
 REFUSED: Final = "llmgw_requests_refused_total"
 FAILED_OPEN: Final = "llmgw_failed_open_total"
+EXCLUDED: Final = "llmgw_endpoint_excluded"
 STREAMS: Final = "llmgw_ext_proc_streams"
 DURATIONS: Final = "llmgw_request_duration_seconds_count"
 TIMES_TO_HEADERS: Final = "llmgw_time_to_response_headers_seconds_count"
@@ -252,6 +253,14 @@ class World:
         finally:
             assert found == dict(expected)
 
+    async def until_all_welcome(self) -> None:
+        """No endpoint is left out for what it did: no pause, no quarantine, no demotion."""
+
+        async def is_welcome() -> bool:
+            return (await self.page()).total(EXCLUDED) == 0
+
+        await until(is_welcome, "no endpoint left out")
+
     async def until_outcomes(self, expected: Mapping[str, int]) -> None:
         """Exactly so many attempts of each outcome have been booked since `forget`, wherever."""
         found: Counter[str] = Counter()
@@ -288,10 +297,19 @@ class World:
             engine.records.reset()
 
     async def _is_all_booked(self) -> bool:
-        """Whether every request that the service sent on has its outcome."""
+        """Whether every request that the service sent on, or an engine saw, has its outcome."""
         page = await self.page()
-        attempts = sum(page.attempts().values())
-        return attempts >= page.total(DISPATCHED) - page.total(FAILED_OPEN)
+        attempts = page.attempts()
+        booked = self.booked.attempts()
+        for name, seen in self.requests().items():
+            new = sum(
+                number - booked.get((where, outcome), 0)
+                for (where, outcome), number in attempts.items()
+                if where == name
+            )
+            if new < seen:
+                return False
+        return sum(attempts.values()) >= page.total(DISPATCHED) - page.total(FAILED_OPEN)
 
     # The service's own troubles.
 
