@@ -197,7 +197,7 @@ async def settle(world: World) -> None:
 
 
 async def each(stories: Mapping[str, Coroutine[None, None, None]]) -> None:
-    """Every story has come to its good end, all at the same time; a failure has its story's name."""
+    """Every story has come to its good end, all at once; a failure has its story's name."""
 
     async def tell(name: str, story: Coroutine[None, None, None]) -> None:
         try:

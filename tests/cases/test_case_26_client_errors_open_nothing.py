@@ -25,7 +25,8 @@ from extproc.telemetry.fleet import Exclusion
 
 pytestmark = case(26)
 
-# `quick` and `other` open after three failures and are back soon. `keyed` and `sound` share a model.
+# `quick` and `other` open after three failures and are back soon.
+# `keyed` and `sound` share a model.
 CONFIG = """
 breaker: {threshold: 5, base_seconds: 60}
 endpoints:

@@ -64,7 +64,9 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
             "is-untrusted": f"https://{secret.authority}",
             **{name: f"${name}" for name in FAULTS},
         }
-        lines = [f'  - {{id: {name}, url: "{url}", models: [{name}]}}' for name, url in urls.items()]
+        lines = [
+            f'  - {{id: {name}, url: "{url}", models: [{name}]}}' for name, url in urls.items()
+        ]
         lines += [f'  - {{id: by-{name}, url: "$sound", models: [{name}]}}' for name in urls]
         text = HEAD + endpoints("a", "b") + "\n".join(lines) + "\n"
         engines = [LabEngine(name, ("m", *urls)) for name in ("sound", "a", "b", *FAULTS)]
