@@ -142,7 +142,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         assert is_alive(pid)
         parent.kill()
         await parent.wait()
-        while is_alive(pid):  # noqa: ASYNC110 - another's child tells nobody of its end
+        while is_alive(pid):
             await asyncio.sleep(0.02)
 
 

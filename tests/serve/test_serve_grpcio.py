@@ -160,7 +160,7 @@ async def serving(
 async def until(is_so: Callable[[], bool]) -> None:
     """Returns once something is so, which takes the other side a moment."""
     async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110 - it becomes so on threads of the library
+        while not is_so():
             await asyncio.sleep(0.01)
 
 
