@@ -150,11 +150,7 @@ class Exchange:
             return self._refuse(hops, "")
         self._hops = hops
         self._restriction = self._restrict(facts, hops)
-        if facts.model is not None:
-            return self._route(facts, facts.model, None, now)
-        if facts.model_source is ModelSource.BODY:
-            return self._need_body(facts, "")
-        return self._refuse(refusals.model_missing(), "")
+        return self._place(facts, is_read=bool(message.metadata), now=now)
 
     def on_request_body(self, message: RequestBody, now: float) -> Action:
         """The request is routed by its header or by what its body says, or refused."""
@@ -193,6 +189,17 @@ class Exchange:
         del message, now
         self.state = State.LOCAL
         return Continue(Phase.RESPONSE_HEADERS)
+
+    def _place(self, facts: Facts, *, is_read: bool, now: float) -> Action:
+        """The request is routed, if its model is known; `is_read` is that Envoy has its body."""
+        limit = self._gateway.limits.body_limit_bytes
+        if is_read and facts.content_length > limit:
+            return self._refuse(refusals.body_too_large(limit), "")
+        if facts.model is not None:
+            return self._route(facts, facts.model, None, now)
+        if facts.model_source is ModelSource.BODY:
+            return self._need_body(facts, "")
+        return self._refuse(refusals.model_missing(), "")
 
     def _restrict(self, facts: Facts, hops: tuple[str, ...]) -> Restriction:
         return restriction_of(

@@ -48,6 +48,10 @@ _ESCAPE_SECONDS: Final = 1.0
 # is gone by then.
 _MAX_PENDING_STREAMS: Final = 10_000
 
+# A message of this size holds a body, and takes milliseconds. Many that come together are taken one
+# in each turn of the event loop, so that what is small never waits for more than one of them.
+_LARGE_BYTES: Final = 256 * 1024
+
 # Reading gives the library's end mark after the last message, which its stubs do not know.
 _Context = grpc.aio.ServicerContext[bytes | None, bytes]
 
@@ -76,6 +80,7 @@ class GrpcTransport:
         self._idle = asyncio.Event()
         self._idle.set()
         self._shutdown: asyncio.Future[None] | None = None
+        self._one_large = asyncio.Lock()
         self._cut = asyncio.Event()
 
     @property
@@ -127,7 +132,7 @@ class GrpcTransport:
         self._running += 1
         self._idle.clear()
         try:
-            await self._until_cut(_carry(self._service.ext_proc, context), context)
+            await self._until_cut(_carry(self._service.ext_proc, context, self._one_large), context)
         finally:
             self._running -= 1
             if not self._running:
@@ -135,7 +140,8 @@ class GrpcTransport:
 
     async def access_log(self, _requests: AsyncIterator[bytes], context: _Context) -> None:
         """One access-log stream; its single reply, which is empty, comes after its last message."""
-        await self._until_cut(_carry(self._service.access_log, context, farewell=b""), context)
+        carried = _carry(self._service.access_log, context, self._one_large, farewell=b"")
+        await self._until_cut(carried, context)
 
     async def check(self, request: bytes, context: _Context) -> bytes:
         """The health of one service, now."""
@@ -225,7 +231,11 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
 
 
 async def _carry(
-    make_handler: Callable[[], StreamHandler], context: _Context, *, farewell: bytes | None = None
+    make_handler: Callable[[], StreamHandler],
+    context: _Context,
+    one_large: asyncio.Lock,
+    *,
+    farewell: bytes | None = None,
 ) -> None:
     """One stream, from its first message to its end, which its handler is told once.
 
@@ -234,7 +244,7 @@ async def _carry(
     handler = make_handler()
     why = StreamEnd.CANCELLED
     try:
-        why = await _converse(handler, context)
+        why = await _converse(handler, context, one_large)
     except grpc.aio.BaseError:
         return  # the call is gone: that is an end like any other
     finally:
@@ -246,14 +256,21 @@ async def _carry(
             await asyncio.sleep(_LINGER_SECONDS)
 
 
-async def _converse(handler: StreamHandler, context: _Context) -> StreamEnd:
+async def _converse(
+    handler: StreamHandler, context: _Context, one_large: asyncio.Lock
+) -> StreamEnd:
     """Messages and replies in turn, until the peer has no more or the handler gives up."""
     while True:
         message = await context.read()
         if not isinstance(message, bytes):
             return StreamEnd.HALF_CLOSED
         try:
-            replies = handler.receive(message)
+            if len(message) < _LARGE_BYTES:
+                replies = handler.receive(message)
+            else:
+                async with one_large:
+                    await asyncio.sleep(0)
+                    replies = handler.receive(message)
         except StreamBroken as error:
             context.set_code(grpc.StatusCode.INTERNAL)
             context.set_details(str(error))

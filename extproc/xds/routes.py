@@ -35,6 +35,10 @@ _PRIORITY_GROUP: Final = (
 # would not do: of several headers one that says false would switch off what another asks for.
 _NO_STORE_ON: Final = "([^0f].*|0.+|f([^a].*|a([^l].*|l([^s].*|s([^e].*|e.+)?)?)?)?)?"
 
+# A body at the limit becomes longer where the model's name is longer for the endpoint. The limit
+# itself is kept by the service, which is told the length, and by the filter that waits for one.
+_RENAMING_BYTES: Final = 4096
+
 RETRIABLE: Final = (429, 500, 502, 503, 504, 508)
 
 _METHOD: Final = ":method"
@@ -249,7 +253,7 @@ def virtual_host(config: Config, steering: Steering) -> Tree:
     return {
         "name": "llmgw",
         "domains": ["*"],
-        "request_body_buffer_limit": config.listener.body_limit_bytes,
+        "request_body_buffer_limit": config.listener.body_limit_bytes + _RENAMING_BYTES,
         "request_headers_to_remove": list(headers.REMOVED_BY_THE_ROUTE),
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",

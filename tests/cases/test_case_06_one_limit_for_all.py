@@ -39,7 +39,8 @@ class Reader(Enum):
 
     ENVOY = auto()
     SERVICE = auto()  # a form: to the service, and not back
-    SERVICE_CHANGES = auto()  # to the service and back
+    SERVICE_CHANGES = auto()  # to the service and back, longer than it was
+    HEADER_CHANGES = auto()  # the same, though a header names the model
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,9 +72,11 @@ def request(reader: Reader, size: int) -> tuple[str, list[Pair], bytes, bytes]:
         case Reader.SERVICE:
             body = form("m", size)
             return FORM, [("content-type", FORM_TYPE)], body, body
-        case Reader.SERVICE_CHANGES:
+        case Reader.SERVICE_CHANGES | Reader.HEADER_CHANGES:
             body = sized_chat("renamed", size, is_model_last=True)
-            return CHAT, [], body, body.replace(b'"renamed"', UPSTREAM)
+            pairs: list[Pair] = [("x-llmgw-model", "renamed")]
+            named = pairs if reader is Reader.HEADER_CHANGES else []
+            return CHAT, named, body, body.replace(b'"renamed"', UPSTREAM)
         case _:
             assert_never(reader)
 
@@ -87,7 +90,7 @@ async def assert_arrives(world: World, reader: Reader, size: int, framing: Frami
     (received,) = world.engines[reply.served_by].requests
     assert received.body_bytes == len(expected)
     assert received.body_sha256 == hashlib.sha256(expected).hexdigest()
-    if reader is Reader.SERVICE_CHANGES:
+    if reader in {Reader.SERVICE_CHANGES, Reader.HEADER_CHANGES}:
         assert received.header("content-length") == [str(len(expected)).encode()]
     assert await world.new(FAILED_OPEN) == 0
 

@@ -13,9 +13,9 @@ from typing import Final
 import aiohttp
 import pytest
 import pytest_asyncio
-from case_bodies import FORM_TYPE, chat, form
+from case_bodies import FORM_TYPE, MIB, chat, form, sized_chat
 from case_grpc import header, processor, request_headers
-from case_http1 import CHAT, Pair, Reply
+from case_http1 import CHAT, Framing, Pair, Reply
 from case_world import World, case, standing, until
 
 from extproc import headers
@@ -40,6 +40,7 @@ models:
 """
 OURS: Final = {"a", "b"}
 PROMPTLY: Final = 1.5
+ECHO: Final = ("x-lab-echo", "1")
 RESTRICTED: Final[list[Pair]] = [
     ("x-llmgw-residency", "eu"),
     ("x-llmgw-residency", ""),
@@ -175,6 +176,14 @@ async def assert_fails_safely(world: World) -> None:
         *(promptly(world, ("x-llmgw-model", "m")) for _ in range(6)),
     )
     assert [reply.status for reply in replies] == [200] * 12
+    # A body of any size has its model read.
+    large = sized_chat("m", 2 * MIB)
+    for framing in Framing:
+        began = monotonic()
+        reply = await world.post(ECHO, body=large, framing=framing)
+        assert monotonic() - began < PROMPTLY
+        assert reply.status == 200, reply
+        assert_closed(await world.post(RESTRICTED[0], body=large, framing=framing))
     assert set(world.requests()) <= OURS
     for engine in world.engines.values():
         engine.records.reset()

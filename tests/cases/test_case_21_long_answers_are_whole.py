@@ -46,7 +46,9 @@ async def running(
     folder: Path, text: str, *, tokens_per_second: float, faults: Sequence[Fault] = ()
 ) -> AsyncIterator[World]:
     """An engine that speaks slowly, and one that does what `faults` say."""
-    pace = EngineSettings(decode_tokens_per_second=tokens_per_second, max_running=64)
+    pace = EngineSettings(
+        decode_tokens_per_second=tokens_per_second, decode_slowdown_ratio=0, max_running=64
+    )
     engines = [LabEngine("slow", ("slow",), settings=pace), LabEngine("late", ("late",))]
     async with standing(folder, text, *engines) as world:
         world.engines["late"].inject(*faults)
@@ -88,7 +90,7 @@ async def test_a_slow_stream_for_20_seconds(tmp_path: Path) -> None:
         await world.until_inflight(len(asked))
         engine = world.engines["slow"]
         counts: set[int] = set()
-        while engine.counters.served == 0:
+        while engine.counters.served == 0 and not asking.done():
             # A page that was made before the first end is a page of three.
             page = await world.page()
             if engine.counters.served == 0:

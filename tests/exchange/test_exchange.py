@@ -118,6 +118,17 @@ def test_a_body_above_the_limit_is_not_asked_for(
     assert action == NeedBody()
 
 
+def test_a_body_above_the_limit_is_refused_though_envoy_has_read_it(world: World) -> None:
+    """Envoy holds a little more than the limit, for bodies that become longer."""
+    limit = world.core.gateway.limits.body_limit_bytes
+    read = {"model": "m"}
+    _, action = world.ask(("content-length", str(limit + 1)), metadata=read)
+    assert (status(action), reason(action)) == (413, Reason.BODY_TOO_LARGE)
+    assert world.inflight() == {}
+    _, action = world.ask(("content-length", str(limit)), metadata=read)
+    assert isinstance(action, Steer)
+
+
 def test_a_body_of_the_wrong_kind_is_not_asked_for(world: World) -> None:
     """Its headers say enough."""
     for pair in (("content-encoding", "gzip"), ("content-type", "text/plain")):

@@ -300,6 +300,33 @@ async def test_a_body_of_the_limit_fits_into_a_message(client: Client) -> None:
     assert await call.read() == message
 
 
+async def test_large_messages_are_taken_one_in_a_turn(echoes: Echoes, client: Client) -> None:
+    """However many come together: what is small is taken in between."""
+    turn = 0
+    taken: list[int] = []
+
+    class Noting(Echo):
+        """Notes the turn of the event loop in which it got a message."""
+
+        def receive(self, message: bytes) -> Sequence[bytes]:
+            taken.append(turn)
+            return super().receive(message[:1])
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    echoes.ext_proc = Noting  # type: ignore[method-assign]  # another echo for this test
+    counting = asyncio.create_task(count())
+    calls = [client.process() for _ in range(12)]
+    await asyncio.gather(*(call.write(b"x" * 1_000_000) for call in calls))
+    assert await asyncio.gather(*(call.read() for call in calls)) == [b"x"] * len(calls)
+    counting.cancel()
+    assert len(set(taken)) == len(calls)
+
+
 async def test_a_larger_message_is_refused(echoes: Echoes, client: Client) -> None:
     """Beyond the limit the stream ends, and that end is told as well."""
     call = client.process()
