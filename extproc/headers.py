@@ -28,15 +28,13 @@ CLIENT: Final = "x-llmgw-client"
 
 # What the service tells Envoy; removed by the route, stripped at the edge.
 CLUSTER: Final = "x-llmgw-cluster"
-DECISION: Final = "x-llmgw-decision"
-# The decision id where Envoy's log of an attempt can see it: unlike the header above it is not
-# removed by the route. No client can send a name with a colon, and Envoy writes none upstream.
-LOGGED_DECISION: Final = ":llmgw-decision"
+# The decision id, for Envoy's access logs. It is not removed by the route, or the log of an attempt
+# would not see it: no client can send a name with a colon, and Envoy writes none upstream.
+DECISION: Final = ":llmgw-decision"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 SERVED: Final = "x-gateway-destination-endpoint-served"
 MAX_RETRIES: Final = "x-envoy-max-retries"
-PER_TRY_TIMEOUT_MS: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
 
 # What the service and Envoy tell clients.
 REASON: Final = "x-llmgw-reason"
@@ -44,11 +42,9 @@ RETRY_AFTER: Final = "retry-after"
 RETRY_AFTER_MS: Final = "retry-after-ms"
 SHOULD_RETRY: Final = "x-should-retry"
 
-# Dynamic metadata: what Envoy read out of the body, where a request may go, which decision it was.
+# Dynamic metadata: what Envoy read out of the body, and where a request may go.
 BODY_NAMESPACE: Final = "llmgw.body"
 ROUTE_NAMESPACE: Final = "llmgw.route"
-DECISION_NAMESPACE: Final = "llmgw.decision"
-DECISION_KEY: Final = "id"
 PICKER_NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 
@@ -59,6 +55,6 @@ DECISION_TAG: Final = "decision"
 BODY_MODEL_MISSING: Final = "_missing"
 BODY_MODEL_UNREADABLE: Final = "_error"
 
-STRIPPED_AT_THE_EDGE: Final = (CLIENT, CLUSTER, DECISION, DESTINATION, SUBSET, SERVED)
-REMOVED_BY_THE_ROUTE: Final = (CLUSTER, DECISION, DESTINATION, SUBSET, SERVED)
+STRIPPED_AT_THE_EDGE: Final = (CLIENT, CLUSTER, DESTINATION, SUBSET, SERVED)
+REMOVED_BY_THE_ROUTE: Final = (CLUSTER, DESTINATION, SUBSET, SERVED)
 CREDENTIALS: Final = ("authorization", "x-api-key", "api-key", "cookie")

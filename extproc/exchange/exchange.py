@@ -26,7 +26,6 @@ from extproc.exchange.listing import local_answer
 from extproc.exchange.messages import (
     Action,
     Continue,
-    Headers,
     Message,
     NeedBody,
     Phase,
@@ -34,7 +33,6 @@ from extproc.exchange.messages import (
     RequestHeaders,
     RequestTrailers,
     ResponseHeaders,
-    ResponseTrailers,
     Steer,
 )
 from extproc.exchange.openai import refuse
@@ -44,18 +42,9 @@ from extproc.routing.policy import UNRESTRICTED, Restriction, append_hop, parse_
 from extproc.routing.ring import session_hash
 from extproc.routing.scheduler import Dispatch, Query, Unavailable, UnavailableKind
 
-_PHASES: Final[Mapping[type[Message], Phase]] = MappingProxyType(
-    {
-        RequestHeaders: Phase.REQUEST_HEADERS,
-        RequestBody: Phase.REQUEST_BODY,
-        RequestTrailers: Phase.REQUEST_TRAILERS,
-        ResponseHeaders: Phase.RESPONSE_HEADERS,
-        ResponseTrailers: Phase.RESPONSE_TRAILERS,
-    }
-)
+_AS_IT_CAME: Final = Continue(Phase.RESPONSE_HEADERS)
 
 # What is sent on of a client's own words: Envoy takes no longer header, and no control character.
-_PLAIN_ID: Final = re.compile(rb"[ -~]{1,256}")
 _SENDABLE_TAGS: Final = re.compile(rb"[\t -~\x80-\xff]{1,8192}")
 
 
@@ -104,7 +93,7 @@ class Exchange:
         """The one action that answers `message`."""
         move = _MOVES.get((self.state, type(message)))
         if move is None:
-            return Continue(_PHASES[type(message)])
+            return Continue(message.phase)
         return move(self, message, now)
 
     def end(self, now: float, *, owes_reply: bool = False) -> None:
@@ -182,13 +171,13 @@ class Exchange:
         if flight is not None:
             self.state = State.ANSWERED
             self._gateway.ledger.responded(flight, message, now)
-        return Continue(Phase.RESPONSE_HEADERS)
+        return _AS_IT_CAME
 
     def on_unrouted_response(self, message: ResponseHeaders, now: float) -> Action:
         """Envoy answered by itself before anything was decided: no endpoint is concerned."""
         del message, now
         self.state = State.LOCAL
-        return Continue(Phase.RESPONSE_HEADERS)
+        return _AS_IT_CAME
 
     def _place(self, facts: Facts, *, is_read: bool, now: float) -> Action:
         """The request is routed, if its model is known; `is_read` is that Envoy has its body."""
@@ -311,16 +300,16 @@ class Exchange:
         gateway.ledger.open(flight)
         self._flight = flight
         self.state = State.ROUTED
-        lives = [gateway.registry.live(ticket.id) for ticket in decision.tickets]
-        infos = [live.info for live in lives if live is not None]
+        written_id = decision_id.encode()
         set_headers = [
             (headers.CLUSTER, flight.clusters[0].encode()),
-            *_request_id(facts.request_id, decision_id),
-            (headers.DECISION, decision_id.encode()),
-            (headers.LOGGED_DECISION, decision_id.encode()),
-            (headers.MAX_RETRIES, b"%d" % (len(decision.tickets) - 1)),
-            (headers.PER_TRY_TIMEOUT_MS, gateway.per_try_timeout_ms),
+            (headers.DECISION, written_id),
         ]
+        if facts.request_id is None:
+            set_headers.append((headers.REQUEST_ID, written_id))
+        attempts = len(flight.clusters)
+        if attempts != gateway.limits.route_attempts:
+            set_headers.append((headers.MAX_RETRIES, b"%d" % (attempts - 1)))
         remove_headers: tuple[str, ...] = ()
         if new_body is not None:
             set_headers.append(("content-length", b"%d" % len(new_body)))
@@ -329,7 +318,8 @@ class Exchange:
             model_header = facts.model_header or headers.MODEL[0]
             set_headers.append((model_header, decision.upstream_name.encode()))
             # A later attempt has the same headers, so one peer that gets no tags is enough.
-            is_tagged = all(info.peer is not None and info.peer.send_tags for info in infos)
+            peers = [info.peer for info in decision.infos]
+            is_tagged = all(peer is not None and peer.send_tags for peer in peers)
             tags = self._tags(facts) if is_tagged else b""
             if tags:
                 set_headers.append((headers.TAGS, tags))
@@ -338,10 +328,9 @@ class Exchange:
         return Steer(
             phase=Phase.REQUEST_HEADERS if body is None else Phase.REQUEST_BODY,
             clusters=flight.clusters,
-            decision_id=decision_id,
             set_headers=set_headers,
             remove_headers=remove_headers,
-            destinations=tuple(info.url.authority for info in infos),
+            destinations=decision.authorities,
             body=new_body,
         )
 
@@ -357,16 +346,6 @@ class Exchange:
         self._gateway.observer.refused(rejection.reason, model)
         facts = self._facts
         return refuse(rejection, method=facts.method, path=facts.path, request_id=facts.request_id)
-
-
-def _request_id(given: bytes | None, decision_id: str) -> Headers:
-    """The request id to set: ours where there is none, else the client's, several lines made one.
-
-    One that is no plain id of at most 256 characters stays on the request as it came.
-    """
-    if given is None:
-        return ((headers.REQUEST_ID, decision_id.encode()),)
-    return ((headers.REQUEST_ID, given),) if _PLAIN_ID.fullmatch(given) else ()
 
 
 def _unavailable(model: str, refused: Sequence[Unavailable]) -> Rejection:

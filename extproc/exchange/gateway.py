@@ -33,12 +33,15 @@ NO_RULES: Final = ClientRules(UNRESTRICTED, "", None)
 class Limits:
     """The numbers that every request is held to.
 
-    `header_deadline_seconds` is how long one attempt may take to begin its answer.
+    `header_deadline_seconds` is how long one attempt may take to begin its answer, `max_attempts`
+    how many endpoints may be tried, `route_attempts` how many attempts Envoy makes unless told
+    otherwise.
     """
 
     body_limit_bytes: int
     header_deadline_seconds: float
     max_attempts: int
+    route_attempts: int
     max_hops: int
 
 
@@ -65,8 +68,3 @@ class Gateway:
     foreign_names: frozenset[str]
     forward_hopped_requests: bool
     is_ready: Callable[[], bool]
-
-    @property
-    def per_try_timeout_ms(self) -> bytes:
-        """The header deadline as Envoy's per-try timeout header wants it."""
-        return b"%d" % round(self.limits.header_deadline_seconds * 1000)

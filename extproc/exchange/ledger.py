@@ -15,7 +15,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from extproc.clusters import PICKED, cluster_name
+from extproc.clusters import PICKED
 from extproc.exchange.messages import LogEntry, RequestLog, ResponseHeaders
 from extproc.exchange.observer import Observer
 from extproc.exchange.outcome import (
@@ -100,7 +100,7 @@ class Flight:
         self.path = path
         self.model = model
         self.started = started
-        self.clusters = tuple(cluster_name(ticket.id) for ticket in decision.tickets)
+        self.clusters = decision.clusters
         self.charged = 0  # bit i: attempt i has its outcome
         self.holder = 0
         self.answered: int | None = None

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from extproc.routing import scorers
-from extproc.routing.endpoint import Kind
+from extproc.routing.endpoint import Info, Kind
 from extproc.routing.filters import Filter, UnavailableKind
 from extproc.routing.grid import SCORE_SCALE
 from extproc.routing.live import Grant, Ticket
@@ -54,7 +54,8 @@ class Query(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where a request goes: the chosen endpoint first, then what stands behind it.
 
-    `number` counts decisions from 1; 0 is a preview. `at` is when it was made. `upstream_name` is
+    `number` counts decisions from 1; 0 is a preview. `at` is when it was made. `positions` are the
+    list's places in `table`, `tickets` whom to charge. `upstream_name` is
     what every endpoint of the list calls the model, `kind` whose they all are. `bonuses` are the
     session's targets and what each got, `table` and `change` where the rationale is found.
     """
@@ -62,6 +63,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     number: int
     model: str
     at: float
+    positions: tuple[int, ...]
     tickets: tuple[Ticket, ...]
     upstream_name: str
     kind: Kind
@@ -79,6 +81,24 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     def alternatives(self) -> tuple[Ticket, ...]:
         """The endpoints that further attempts go to, in order."""
         return self.tickets[1:]
+
+    @property
+    def infos(self) -> tuple[Info, ...]:
+        """The descriptions of the whole list, in order."""
+        infos = self.table.infos
+        return tuple([infos[position] for position in self.positions])
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Envoy's clusters for the whole list, in order."""
+        clusters = self.table.clusters
+        return tuple([clusters[position] for position in self.positions])
+
+    @property
+    def authorities(self) -> tuple[str, ...]:
+        """Each endpoint of the list as `host:port`, in order."""
+        authorities = self.table.authorities
+        return tuple([authorities[position] for position in self.positions])
 
     @property
     def strategy(self) -> str:

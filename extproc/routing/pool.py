@@ -125,6 +125,16 @@ class Pool:
         if group is None:
             self.slow.remove(position)
             return
+        self._take_out(group, key)
+
+    def regroup(self, group: Group, old: int, new: int, signature: int) -> Group:
+        """The candidate lacks other signals now: its key has left its group for that of those."""
+        joined = self._group(group.class_id, signature)
+        insort(joined.keys, new)
+        self._take_out(group, old)
+        return joined
+
+    def _take_out(self, group: Group, key: int) -> None:
         keys = group.keys
         del keys[bisect_left(keys, key)]
         if not keys:
@@ -153,24 +163,26 @@ class Pool:
     def set_offsets(self, weights: Weights) -> dict[int, int]:
         """The groups' offsets are right; they are returned by signature, of slow candidates too."""
         counts = self._counts()
-        offsets = dict.fromkeys(counts, 0)
-        lacked = 0
+        offsets: dict[int, int] = {}
         for signature in counts:
-            lacked |= signature
-        for bit, known, weight in (
-            (QUEUE, self.queue, weights.queue),
-            (KV, self.kv, weights.kv),
-            (LOAD, self.load, weights.load),
-        ):
-            if lacked & bit:
-                mean = self._mean(bit, known, weight, counts)
-                for signature in counts:
-                    if signature & bit:
-                        value = scorers.lacking(mean, weight, is_stale=signature >= STALE)
-                        offsets[signature] += int(value * SCORE_SCALE)
+            offset = 0
+            if signature & QUEUE:
+                offset += self._offset(QUEUE, self.queue, weights.queue, signature, counts)
+            if signature & KV:
+                offset += self._offset(KV, self.kv, weights.kv, signature, counts)
+            if signature & LOAD:
+                offset += self._offset(LOAD, self.load, weights.load, signature, counts)
+            offsets[signature] = offset
         for group in self.groups:
             group.offset = offsets[group.signature]
         return offsets
+
+    def _offset(  # noqa: PLR0917 - one call for each signal
+        self, bit: int, known: float, weight: float, signature: int, counts: dict[int, int]
+    ) -> int:
+        """What one signal that candidates of this signature lack counts for."""
+        mean = self._mean(bit, known, weight, counts)
+        return int(scorers.lacking(mean, weight, is_stale=signature >= STALE) * SCORE_SCALE)
 
     def _counts(self) -> dict[int, int]:
         """How many candidates there are of each signature."""

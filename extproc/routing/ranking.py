@@ -262,11 +262,8 @@ class Ranking:
         The ranking is used up by this.
         """
         table = self._table
-        class_id = table.class_of[chosen]
-        self._groups = [group for group in self._groups if group.class_id == class_id]
-        self._extras = {p: s for p, s in self._extras.items() if table.class_of[p] == class_id}
-        if self._lane is not None:
-            self._lane = np.where(table.classes == class_id, self._lane, -1)
+        if table.has_classes:
+            self._keep_class(table.class_of[chosen])
         positions = [chosen]
         self._drop(chosen)
         while len(positions) <= count:
@@ -276,6 +273,14 @@ class Ranking:
             positions.append(position)
             self._drop(position)
         return positions
+
+    def _keep_class(self, class_id: int) -> None:
+        """Only endpoints of this class are left."""
+        table = self._table
+        self._groups = [group for group in self._groups if group.class_id == class_id]
+        self._extras = {p: s for p, s in self._extras.items() if table.class_of[p] == class_id}
+        if self._lane is not None:
+            self._lane = np.where(table.classes == class_id, self._lane, -1)
 
     def _drop(self, position: int) -> None:
         self._hidden.add(position)

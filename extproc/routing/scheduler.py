@@ -161,6 +161,7 @@ class Scheduler:
             self._number + 1 if number is None else number,
             query.model,
             now,
+            tuple(positions),
             tuple([tickets[position] for position in positions]),
             table.names[chosen],
             table.infos[chosen].kind,

@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from extproc.clusters import cluster_name
 from extproc.routing import scorers
 from extproc.routing.alarms import Alarms
 from extproc.routing.endpoint import Kind, Stats
@@ -78,6 +79,8 @@ class Table:
         count = len(self.lives)
         self.infos = tuple(live.info for live in lives)
         self.ids = tuple(info.id for info in self.infos)
+        self.clusters = tuple(map(cluster_name, self.ids))
+        self.authorities = tuple(info.url.authority for info in self.infos)
         self.position_of = {name: position for position, name in enumerate(self.ids)}
         self.excluded = tuple(excluded)
         largest = max((info.relative_weight for info in self.infos), default=1.0)
@@ -92,6 +95,7 @@ class Table:
             classes.setdefault((info.kind, name), len(classes))
             for info, name in zip(self.infos, self.names, strict=True)
         )
+        self.has_classes = len(classes) > 1
         priorities = sorted({info.priority for info in self.infos}, reverse=True)
         by_priority = {priority: Pool(priority, count) for priority in priorities}
         self.pools = tuple(by_priority.values())
@@ -303,9 +307,6 @@ class Table:
                 load = (load * score + SHIFT) - SHIFT
             else:
                 is_lacking = True
-        if is_lacking is not (group.signature & LOAD > 0):
-            self._renew_fully(position, now)
-            return
         score = 1.0 / (1.0 + n / rel / strategy.inflight_knee)
         own_load = (weights.inflight * score + SHIFT) - SHIFT
         if is_lacking:
@@ -313,14 +314,18 @@ class Table:
         total = queue + self._kvs[position] + load + own_load + self._constants[position]
         key = int(total * SCORE_SCALE) << POSITION_BITS | position
         old_key = self.keys[position]
-        if key != old_key:
+        pool = self.pool_of[position]
+        if is_lacking is not (group.signature & LOAD > 0):
+            self.keys[position] = key
+            signature = group.signature ^ LOAD
+            self.groups[position] = pool.regroup(group, old_key, key, signature)
+        elif key != old_key:
             self.keys[position] = key
             keys = group.keys
             del keys[bisect_left(keys, old_key)]
             insort(keys, key)
         rows = self.rows
         old = rows[position]
-        pool = self.pool_of[position]
         pool.inflight += inflight - old.inflight
         if queue != self._queues[position]:
             pool.queue += queue - self._queues[position]

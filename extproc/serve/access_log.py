@@ -86,16 +86,8 @@ def _entry(entry: HTTPAccessLogEntry) -> LogEntry | None:
 
 
 def _decision_id(common: AccessLogCommon) -> str:
-    """The id of the service's decision; "" for a request that it did not decide.
-
-    Envoy's log of an attempt knows no metadata, so a custom tag carries it in both logs.
-    """
-    tag = common.custom_tags.get(headers.DECISION_TAG)
-    if tag is not None:
-        return tag.decode(errors="replace")
-    space = common.metadata.filter_metadata.get(headers.DECISION_NAMESPACE)
-    value = None if space is None else space.fields.get(headers.DECISION_KEY)
-    return "" if value is None else value.string_value.decode(errors="replace")
+    """The id of the service's decision; "" for a request that it did not decide."""
+    return common.custom_tags.get(headers.DECISION_TAG, b"").decode(errors="replace")
 
 
 def _mask(flags: ResponseFlags) -> int:

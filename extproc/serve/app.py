@@ -34,6 +34,7 @@ from extproc.serve.request_log import RequestLog
 from extproc.serve.sockets import AddressUnavailable
 from extproc.serve.steering import channel
 from extproc.serve.stream import StreamHandler, Transport
+from extproc.serve.wire import Reader
 from extproc.telemetry.collector import FleetCollector
 from extproc.telemetry.fleet import read_fleet
 from extproc.telemetry.logs import LimitedLog, LogFormat, configure
@@ -81,6 +82,7 @@ class App:
         self._scraper = Scraper(self.core.registry, config.scrape, clock=self._clock, random=random)
         self._scraper.update(reachable(config))
         self._tools = StreamTools(
+            reader=Reader(),
             renderer=Renderer(channel(config.steering)),
             internal_error=refuse(refusals.internal(), method="POST", path=""),
             observer=self.metrics,
@@ -117,13 +119,17 @@ class App:
     # The process.
 
     async def serve(self) -> None:
-        """The service has run until a signal ended it.
+        """The service has run until a signal ended it, during its start or later.
 
         Ready only once the configuration is loaded and the socket accepts.
 
         Raises:
             AddressUnavailable: an address cannot be bound.
         """
+        with lifecycle.heeding(self.lifecycle, self._clock):
+            await self._serve()
+
+    async def _serve(self) -> None:
         config = self._config
         transport = _transport(self, config)
         http = HttpServer(
@@ -138,7 +144,8 @@ class App:
         try:
             await transport.start()
             self.lifecycle.started()
-            _LOGGER.info("ready on %s", config.service.address)
+            if self.lifecycle.is_ready:
+                _LOGGER.info("ready on %s", config.service.address)
             await lifecycle.run(self.lifecycle, transport.stop, self._clock)
         finally:
             for task in background:

@@ -81,6 +81,7 @@ def assemble(
             header_deadline_seconds=config.listener.header_deadline_seconds,
             # The cluster header names one cluster: a retry would go to the same endpoint again.
             max_attempts=1 if config.steering is Steering.CLUSTER_HEADER else config.max_attempts,
+            route_attempts=config.max_attempts,
             max_hops=config.federation.max_hops,
         ),
         names=Names(model=config.headers.model, session=config.headers.session),

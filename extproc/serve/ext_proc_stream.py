@@ -14,7 +14,7 @@ from extproc.exchange.messages import Action, Immediate, Message, Phase
 from extproc.serve.mutations import InvalidAction
 from extproc.serve.replies import Renderer, go_on
 from extproc.serve.stream import StreamBroken, StreamEnd
-from extproc.serve.wire import Unasked, Unreadable, parse, phase_of
+from extproc.serve.wire import Reader, Unasked, Unreadable
 from extproc.telemetry.logs import LimitedLog
 
 _ANSWERED_PHASES: Final = frozenset({Phase.RESPONSE_HEADERS, Phase.RESPONSE_TRAILERS})
@@ -68,6 +68,7 @@ class StreamObserver(Protocol):
 class StreamTools:
     """What all streams share; `internal_error` answers a request whose reply was refused."""
 
+    reader: Reader
     renderer: Renderer
     internal_error: Immediate
     observer: StreamObserver
@@ -95,7 +96,7 @@ class ExtProcStream:
         """
         tools = self._tools
         try:
-            parsed = parse(message)
+            parsed = tools.reader.read(message)
         except Unreadable as error:
             tools.observer.unreadable_message()
             raise StreamBroken("unreadable message") from error
@@ -105,7 +106,7 @@ class ExtProcStream:
                 raise StreamBroken("a message without an answer")
             return (parsed.reply,)
         began = tools.clock()
-        phase = phase_of(parsed)
+        phase = parsed.phase
         # Envoy resets a stream as soon as it has the reply that ends it, before the write returns.
         # So only a reply with which the stream goes on can be seen to be missing.
         self._is_owing = phase not in _ANSWERED_PHASES

@@ -24,7 +24,6 @@ _DETAILS: Final = re.compile(r"[A-Za-z0-9_.:-]{0,128}", re.ASCII)
 # The connection's own headers, and the two that Envoy keeps from a processor.
 _FORBIDDEN: Final = frozenset({"host", "connection", "transfer-encoding", "te", "upgrade"})
 _ENVOY_PREFIX: Final = "x-envoy-"
-_OF_ENVOY: Final = frozenset({headers.MAX_RETRIES, headers.PER_TRY_TIMEOUT_MS})
 _CONTENT_LENGTH: Final = "content-length"
 
 STATUSES: Final = frozenset(
@@ -46,13 +45,13 @@ def check_name(name: str) -> None:
         InvalidAction: it is no lower-case token, a pseudo-header, a connection header, a credential
             or one of Envoy's own.
     """
-    if name == headers.LOGGED_DECISION:
+    if name == headers.DECISION:
         return  # the one name with a colon: Envoy keeps it for its log and sends it nowhere
     if _NAME.fullmatch(name) is None:
         raise InvalidAction("a header name is not a lower-case token")
     if name in _FORBIDDEN or name in headers.CREDENTIALS:
         raise InvalidAction(f"{name} is not ours to change")
-    if name.startswith(_ENVOY_PREFIX) and name not in _OF_ENVOY:
+    if name.startswith(_ENVOY_PREFIX) and name != headers.MAX_RETRIES:
         raise InvalidAction(f"{name} is Envoy's own")
 
 

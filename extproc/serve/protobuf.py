@@ -6,6 +6,7 @@ Field numbers come from the generated modules, never from here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 _LENGTH_DELIMITED: Final = 2
@@ -35,6 +36,17 @@ def delimited(field_tag: bytes, payload: bytes) -> bytes:
     if size < 128:
         return field_tag + bytes((size,)) + payload
     return field_tag + varint(size) + payload
+
+
+def opening(tags: Sequence[bytes], size: int) -> bytes:
+    """What stands before `size` bytes of payload in fields nested in this order, outermost first.
+
+    Where other fields precede one of them, its tag comes with their bytes before it.
+    """
+    written = b""
+    for field_tag in reversed(tags):
+        written = field_tag + varint(size + len(written)) + written
+    return written
 
 
 def number(field_number: int, value: int) -> bytes:

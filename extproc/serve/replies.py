@@ -10,7 +10,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final, TypeVar, assert_never
 
-from extproc import headers as names
 from extproc.exchange.messages import Action, Continue, Headers, Immediate, NeedBody, Phase, Steer
 from extproc.serve.mutations import (
     InvalidAction,
@@ -21,7 +20,7 @@ from extproc.serve.mutations import (
     check_together,
     check_value,
 )
-from extproc.serve.pb.base_pb2 import HeaderValue, HeaderValueOption, Struct, Value
+from extproc.serve.pb.base_pb2 import HeaderValue, HeaderValueOption
 from extproc.serve.pb.ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -32,7 +31,7 @@ from extproc.serve.pb.ext_proc_pb2 import (
     ProcessingMode,
     ProcessingResponse,
 )
-from extproc.serve.protobuf import delimited, number, tag, varint
+from extproc.serve.protobuf import delimited, number, opening, tag, varint
 from extproc.serve.steering import Channel
 
 # How each phase is answered: the tag of its reply, the tag of the common response inside it.
@@ -83,16 +82,6 @@ _NEED_BODY: Final = ProcessingResponse(
     ),
 ).SerializeToString()
 
-# A map entry's key and value have these numbers in every map.
-_MAP_KEY: Final = tag(1)
-_MAP_VALUE: Final = tag(2)
-_FIELDS: Final = tag(Struct.FIELDS_FIELD_NUMBER)
-_STRING: Final = tag(Value.STRING_VALUE_FIELD_NUMBER)
-_STRUCT: Final = tag(Value.STRUCT_VALUE_FIELD_NUMBER)
-_METADATA: Final = tag(ProcessingResponse.DYNAMIC_METADATA_FIELD_NUMBER)
-_DECISION_SPACE: Final = delimited(_MAP_KEY, names.DECISION_NAMESPACE.encode())
-_DECISION_KEY: Final = delimited(_MAP_KEY, names.DECISION_KEY.encode())
-
 _MAX_KEPT: Final = 2048
 
 _Kept = TypeVar("_Kept")
@@ -111,6 +100,7 @@ class Renderer:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._beginnings: dict[tuple[Phase, int], bytes] = {}
         self._openings: dict[tuple[str, int], bytes] = {}
         self._removals: dict[str, bytes] = {}
 
@@ -145,16 +135,23 @@ class Renderer:
         set_headers = (*steer.set_headers, *self._channel.headers(steer))
         if not set_headers:
             raise InvalidAction("a choice must set a header, or Envoy keeps its cached route")
-        common = self._mutation(set_headers, steer.remove_headers, steer.body)
-        common = delimited(_HEADER_MUTATION, common) + _CLEAR_ROUTE_CACHE
-        if steer.body is not None:
-            common += delimited(_BODY_MUTATION, delimited(_BODY, steer.body))
-        # Metadata of several parts is joined by the reader: messages and maps merge.
-        return (
-            delimited(_REPLY[phase], delimited(_COMMON[phase], common))
-            + self._channel.metadata(steer)
-            + _decision(steer.decision_id)
-        )
+        mutation = self._mutation(set_headers, steer.remove_headers, steer.body)
+        metadata = self._channel.metadata(steer)
+        if steer.body is None:
+            return self._before(phase, len(mutation)) + mutation + _CLEAR_ROUTE_CACHE + metadata
+        common = delimited(_HEADER_MUTATION, mutation) + _CLEAR_ROUTE_CACHE
+        common += delimited(_BODY_MUTATION, delimited(_BODY, steer.body))
+        return delimited(_REPLY[phase], delimited(_COMMON[phase], common)) + metadata
+
+    def _before(self, phase: Phase, size: int) -> bytes:
+        """What stands before a header mutation of that size that clears the route cache."""
+        before = self._beginnings.get((phase, size))
+        if before is None:
+            mutation = opening((_HEADER_MUTATION,), size)
+            common = len(mutation) + size + len(_CLEAR_ROUTE_CACHE)
+            before = opening((_REPLY[phase], _COMMON[phase]), common) + mutation
+            _remember(self._beginnings, (phase, size), before)
+        return before
 
     def _continue(self, action: Continue, phase: Phase) -> bytes:
         """Envoy goes on with the headers that `action` changes."""
@@ -194,13 +191,13 @@ class Renderer:
         parts: list[bytes] = []
         openings = self._openings
         for name, value in set_headers:
-            opening = openings.get((name, len(value)))
-            if opening is None:
+            before = openings.get((name, len(value)))
+            if before is None:
                 check_name(name)
-                opening = _opening(name, len(value))
-                _remember(openings, (name, len(value)), opening)
+                before = _before_value(name, len(value))
+                _remember(openings, (name, len(value)), before)
             check_value(name, value, body)
-            parts += (opening, value, _OVERWRITE)
+            parts += (before, value, _OVERWRITE)
         removals = self._removals
         for name in remove_headers:
             removal = removals.get(name)
@@ -217,15 +214,7 @@ class Renderer:
         return encoded
 
 
-def _decision(decision_id: str) -> bytes:
-    """The decision's id in its metadata namespace, where Envoy's access log finds it."""
-    text = delimited(_STRING, decision_id.encode())
-    entry = delimited(_FIELDS, _DECISION_KEY + delimited(_MAP_VALUE, text))
-    space = delimited(_MAP_VALUE, delimited(_STRUCT, entry))
-    return delimited(_METADATA, delimited(_FIELDS, _DECISION_SPACE + space))
-
-
-def _opening(name: str, value_size: int) -> bytes:
+def _before_value(name: str, value_size: int) -> bytes:
     """What stands before the value, of that size, of a header that is set; overwriting follows."""
     header = delimited(_KEY, name.encode()) + _RAW_VALUE + varint(value_size)
     option = _HEADER + varint(len(header) + value_size) + header

@@ -9,9 +9,10 @@ from extproc.config.values import Steering
 from extproc.exchange.messages import Headers, Steer
 from extproc.serve.mutations import InvalidAction
 from extproc.serve.pb import base_pb2, ext_proc_pb2
-from extproc.serve.protobuf import delimited, tag
+from extproc.serve.protobuf import delimited, opening, tag
 
 _CACHED_GROUPS: Final = 65536
+_CACHED_SIZES: Final = 2048
 
 # A map entry's key and value have these numbers in every map.
 _MAP_KEY: Final = tag(1)
@@ -23,6 +24,15 @@ _LIST_VALUE: Final = tag(base_pb2.Value.LIST_VALUE_FIELD_NUMBER)
 _LIST_ELEMENT: Final = tag(base_pb2.ListValue.VALUES_FIELD_NUMBER)
 _ROUTE_KEY: Final = delimited(_MAP_KEY, headers.ROUTE_NAMESPACE.encode())
 _GROUPS_KEY: Final = delimited(_MAP_KEY, b"priority_groups")
+_TO_THE_LIST: Final = (
+    _METADATA,
+    _FIELDS,
+    _ROUTE_KEY + _MAP_VALUE,
+    _STRUCT_VALUE,
+    _FIELDS,
+    _GROUPS_KEY + _MAP_VALUE,
+    _LIST_VALUE,
+)
 
 
 class Channel(Protocol):
@@ -41,11 +51,12 @@ class PriorityGroups:
     """Attempt n goes to the n-th cluster, which a namespace of the dynamic metadata names.
 
     Lists differ from request to request and their elements do not, so it is the elements whose
-    encodings are kept, in a bounded number.
+    encodings are kept, and what stands before a list of some size, both in a bounded number.
     """
 
     def __init__(self) -> None:
         self._encoded: dict[tuple[int, str], bytes] = {}
+        self._before: dict[int, bytes] = {}
 
     def headers(self, steer: Steer) -> Headers:  # noqa: ARG002 - part of the Protocol
         """None: the metadata says it all."""
@@ -53,17 +64,19 @@ class PriorityGroups:
 
     def metadata(self, steer: Steer) -> bytes:
         """One priority group of one cluster for each element of the list, in order."""
-        groups = b"".join(map(self._group, enumerate(steer.clusters)))
-        listed = delimited(_MAP_VALUE, delimited(_LIST_VALUE, groups))
-        space = delimited(_STRUCT_VALUE, delimited(_FIELDS, _GROUPS_KEY + listed))
-        entry = _ROUTE_KEY + delimited(_MAP_VALUE, space)
-        return delimited(_METADATA, delimited(_FIELDS, entry))
+        known = self._encoded.get
+        groups = b"".join(
+            [known(element) or self._group(element) for element in enumerate(steer.clusters)]
+        )
+        before = self._before.get(len(groups))
+        if before is None:
+            if len(self._before) >= _CACHED_SIZES:
+                self._before.clear()
+            before = self._before[len(groups)] = opening(_TO_THE_LIST, len(groups))
+        return before + groups
 
     def _group(self, element: tuple[int, str]) -> bytes:
         """The list element for one attempt and its cluster, tag included."""
-        known = self._encoded.get(element)
-        if known is not None:
-            return known
         if len(self._encoded) >= _CACHED_GROUPS:
             self._encoded.clear()
         encoded = self._encoded[element] = delimited(_LIST_ELEMENT, _priority_group(*element))

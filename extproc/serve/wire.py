@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -14,7 +14,6 @@ from extproc import headers as names
 from extproc.errors import LlmgwError
 from extproc.exchange.messages import (
     Message,
-    Phase,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -28,6 +27,9 @@ from extproc.serve.replies import GO_ON_RESPONSE_BODY
 # Envoy counts attempts and flags in 32 bits; anything beyond is noise.
 _MAX_NUMBER: Final = float(2**32)
 _EXACT_INTEGER: Final = float(2**53)
+
+_LONGEST_KEPT_BYTES: Final = 512
+_MOST_KEPT: Final = 4096
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
@@ -57,21 +59,32 @@ def parse(raw: bytes) -> Message | Unasked:
     return Unasked(None) if kind is None else _READERS[kind](request)
 
 
-def phase_of(message: Message) -> Phase:
-    """The phase in which `message` is answered."""
-    match message:
-        case RequestHeaders():
-            return Phase.REQUEST_HEADERS
-        case RequestBody():
-            return Phase.REQUEST_BODY
-        case RequestTrailers():
-            return Phase.REQUEST_TRAILERS
-        case ResponseHeaders():
-            return Phase.RESPONSE_HEADERS
-        case ResponseTrailers():
-            return Phase.RESPONSE_TRAILERS
-        case _:
-            assert_never(message)
+class Reader:
+    """Reads messages as `parse` does, and an answer that reads like an earlier one only once.
+
+    Healthy answers of one endpoint differ in nothing. The answers kept are few and short.
+    """
+
+    __slots__ = ("_answers",)
+
+    def __init__(self) -> None:
+        self._answers: dict[bytes, ResponseHeaders] = {}
+
+    def read(self, raw: bytes) -> Message | Unasked:
+        """The message in `raw`.
+
+        Raises:
+            Unreadable: `raw` is no message of Envoy's.
+        """
+        known = self._answers.get(raw)
+        if known is not None:
+            return known
+        message = parse(raw)
+        if isinstance(message, ResponseHeaders) and len(raw) <= _LONGEST_KEPT_BYTES:
+            if len(self._answers) >= _MOST_KEPT:
+                self._answers.clear()
+            self._answers[raw] = message
+        return message
 
 
 def _headers(sent: HeaderMap) -> tuple[tuple[str, bytes], ...]:
@@ -117,7 +130,6 @@ def _response_headers(request: ProcessingRequest) -> ResponseHeaders:
     details = cluster = ""
     for space in request.attributes.values():
         fields = space.fields
-        status = _count(fields.get("response.code"), status)
         flags = _count(fields.get("response.flags"), flags)
         attempts = _count(fields.get("upstream.request_attempt_count"), attempts)
         if (value := fields.get("response.code_details")) is not None:

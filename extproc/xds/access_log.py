@@ -3,8 +3,8 @@
 A clean request logs nothing, nor does one that the service did not decide on. Both logs carry the
 decision id as a custom tag. Envoy's log of an attempt knows nothing of the request's metadata, only
 its headers, and whatever is removed before the endpoint sees it is gone from that log as well. So
-the service sets the id once more under a name that begins with a colon: no HTTP/1 client can send
-such a header and Envoy writes none to an HTTP/1 endpoint, but the log can read it.
+the service sets the id under a name that begins with a colon: no client can send such a header and
+Envoy writes none to an HTTP/1 endpoint, but both logs can read it.
 """
 
 from __future__ import annotations
@@ -20,33 +20,11 @@ ATTEMPT_LOG: Final = "attempt"
 
 _GRPC_LOG: Final = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
 
-_FROM_METADATA: Final[Tree] = MappingProxyType(
-    {
-        "metadata": {
-            "kind": {"request": {}},
-            "metadata_key": {
-                "key": headers.DECISION_NAMESPACE,
-                "path": [{"key": headers.DECISION_KEY}],
-            },
-        }
-    }
+_TAG: Final[Tree] = MappingProxyType(
+    {"tag": headers.DECISION_TAG, "request_header": {"name": headers.DECISION}}
 )
-_FROM_HEADER: Final[Tree] = MappingProxyType({"request_header": {"name": headers.LOGGED_DECISION}})
-
-_DECIDED_REQUEST: Final[Tree] = MappingProxyType(
-    {
-        "metadata_filter": {
-            "matcher": {
-                "filter": headers.DECISION_NAMESPACE,
-                "path": [{"key": headers.DECISION_KEY}],
-                "value": {"present_match": True},
-            },
-            "match_if_key_not_found": False,
-        }
-    }
-)
-_DECIDED_ATTEMPT: Final[Tree] = MappingProxyType(
-    {"header_filter": {"header": {"name": headers.LOGGED_DECISION, "present_match": True}}}
+_DECIDED: Final[Tree] = MappingProxyType(
+    {"header_filter": {"header": {"name": headers.DECISION, "present_match": True}}}
 )
 _FLAGGED: Final[Tree] = MappingProxyType({"response_flag_filter": {}})
 
@@ -62,7 +40,7 @@ def _status(op: str, value: int) -> Tree:
     }
 
 
-def _log(name: str, decision: Tree, conditions: list[Tree]) -> Tree:
+def _log(name: str, condition: Tree) -> Tree:
     return {
         **extension(
             "envoy.access_loggers.http_grpc",
@@ -73,21 +51,21 @@ def _log(name: str, decision: Tree, conditions: list[Tree]) -> Tree:
                     "transport_api_version": "V3",
                     "grpc_service": {"envoy_grpc": {"cluster_name": clusters.ACCESS_LOG}},
                     "buffer_flush_interval": "0.2s",
-                    "custom_tags": [{"tag": headers.DECISION_TAG, **decision}],
+                    "custom_tags": [_TAG],
                 },
                 "additional_response_headers_to_log": [headers.RETRY_AFTER],
             },
         ),
-        "filter": {"and_filter": {"filters": conditions}},
+        "filter": {"and_filter": {"filters": [_DECIDED, condition]}},
     }
 
 
 def request_log() -> Tree:
     """Logs a request that ended with a response flag: a cut, an abort, a timeout."""
-    return _log(REQUEST_LOG, _FROM_METADATA, [_DECIDED_REQUEST, _FLAGGED])
+    return _log(REQUEST_LOG, _FLAGGED)
 
 
 def attempt_log() -> Tree:
     """Logs an attempt that failed: without an answer, or with 429 or 500 and above."""
     failed = {"or_filter": {"filters": [_FLAGGED, _status("EQ", 429), _status("GE", 500)]}}
-    return _log(ATTEMPT_LOG, _FROM_HEADER, [_DECIDED_ATTEMPT, failed])
+    return _log(ATTEMPT_LOG, failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from extproc import clusters, headers
@@ -39,7 +40,6 @@ _READ_FROM_REQUESTS: Final = (
 _READ_FROM_RESPONSES: Final = (":status", headers.RETRY_AFTER)
 
 _RESPONSE_ATTRIBUTES: Final = (
-    "response.code",
     "response.flags",
     "response.code_details",
     "xds.cluster_name",
@@ -130,9 +130,9 @@ def _fresh_route() -> Tree:
 
 def _ext_proc(config: Config, steering: Steering) -> Tree:
     read = [*_READ_FROM_REQUESTS, *config.headers.model, *config.headers.session]
-    allowed = sorted({*read, *_READ_FROM_RESPONSES})
+    allowed = sorted(map(re.escape, {*read, *_READ_FROM_RESPONSES}))
     forwarded = [headers.BODY_NAMESPACE]
-    received = [headers.DECISION_NAMESPACE]
+    received = []
     match steering:
         case Steering.PRIORITY_GROUP:
             received.append(headers.ROUTE_NAMESPACE)
@@ -168,11 +168,12 @@ def _ext_proc(config: Config, steering: Steering) -> Tree:
             "allow_mode_override": True,
             "response_attributes": list(_RESPONSE_ATTRIBUTES),
             "mutation_rules": {
-                "allow_envoy": True,  # for the retry count and the header deadline
+                "allow_envoy": True,  # for the retry count
                 "disallow_expression": {"regex": "|".join(headers.CREDENTIALS)},
             },
             "forward_rules": {
-                "allowed_headers": {"patterns": [{"exact": name} for name in allowed]}
+                # One expression: of many patterns each is tried on each header.
+                "allowed_headers": {"patterns": [{"safe_regex": {"regex": "|".join(allowed)}}]}
             },
             "metadata_options": {
                 "forwarding_namespaces": {"untyped": forwarded},

@@ -258,7 +258,7 @@ def virtual_host(config: Config, steering: Steering) -> Tree:
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
             "retriable_status_codes": list(RETRIABLE),
-            # The service overrides both per request; these hold while it is down.
+            # The service lowers it where fewer endpoints can take a request.
             "num_retries": max(0, config.max_attempts - 1),
             "per_try_timeout": seconds(config.listener.header_deadline_seconds),
             "refresh_cluster_on_retry": True,

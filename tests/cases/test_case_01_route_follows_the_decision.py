@@ -25,7 +25,9 @@ endpoints:
   - {id: c, url: "$c", models: [m]}
   - {id: d, url: "$d", models: [other], upstream_model: its-own-name}
 """
-ROUNDS = 12
+FEWEST = 12
+# One of three engines gets none of so many sessions once in ten million runs.
+MOST = 40
 FORM = "/v1/audio/transcriptions"
 REALTIME = "/v1/realtime"
 
@@ -66,13 +68,14 @@ async def test_the_request_is_where_the_log_says(world: World, how: str) -> None
     await world.forget()
     method, path, pairs, body = ASKED[how]
     served: list[str] = []
-    for _ in range(ROUNDS):
+    while len(served) < FEWEST or set(served) < set("abc"):
+        assert len(served) < MOST, served
         extra: list[Pair] = [*pairs, ("x-session-id", fresh("session"))]
         reply = await world.ask(method, path, extra, body)
         assert reply.status == 200, reply
         served.append(reply.served_by)
         await world.until_idle()
-    assert await world.decided(ROUNDS) == [(name,) for name in served]
+    assert await world.decided(len(served)) == [(name,) for name in served]
     assert world.requests() == {name: served.count(name) for name in "abc"}
 
 
@@ -94,5 +97,5 @@ async def test_engines_see_no_steering(world: World) -> None:
         assert (await world.post(*pairs)).status == 200
     seen = [received for engine in world.engines.values() for received in engine.requests]
     assert len(seen) == 2
-    for name in (*headers.REMOVED_BY_THE_ROUTE, headers.LOGGED_DECISION):
+    for name in (*headers.REMOVED_BY_THE_ROUTE, headers.DECISION):
         assert [received.header(name) for received in seen] == [[], []]

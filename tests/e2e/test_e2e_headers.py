@@ -40,9 +40,8 @@ KEYS: Final = {"k1": "sk-key-of-k1", "k2": "sk-key-of-k2"}
 INTERNAL: Final = {
     *headers.STRIPPED_AT_THE_EDGE,
     *headers.REMOVED_BY_THE_ROUTE,
-    headers.LOGGED_DECISION,
+    headers.DECISION,
     headers.MAX_RETRIES,
-    headers.PER_TRY_TIMEOUT_MS,
 }
 MODEL_HEADER: Final = ("x-llmgw-model", MODEL)
 ECHO: Final = ("x-lab-echo", "yes")

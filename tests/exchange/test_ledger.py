@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import CONFIG, World, attempt_log, breaker, names, request_log, streak
+from world import CONFIG, World, attempt_log, breaker, decision_id, names, request_log, streak
 
 from extproc.exchange.ledger import GRACE_SECONDS
 from extproc.exchange.messages import AttemptLog, Steer
@@ -284,7 +284,7 @@ def test_entries_of_unknown_decisions_are_ignored(world: World) -> None:
     world.core.ledger.logged(AttemptLog("other-1", "ep-a", 500, 0, "", None), world.now)
     exchange, steer = world.route()
     world.core.ledger.logged(
-        AttemptLog(steer.decision_id, "ep-unheard-of", 500, 0, "", None), world.now
+        AttemptLog(decision_id(steer), "ep-unheard-of", 500, 0, "", None), world.now
     )
     world.respond(exchange)
     exchange.end(world.now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from world import CONFIG, World, breaker, live_of, names, request_log, rest, streak
+from world import CONFIG, World, breaker, decision_id, live_of, names, request_log, rest, streak
 
 from extproc.clusters import PICKED
 from extproc.exchange.exchange import Exchange
@@ -96,7 +96,7 @@ def test_attempts_in_the_pickers_one_cluster_follow_the_list(world: World) -> No
     """What the log says of each is booked for the element whose turn it was."""
     exchange, steer = world.route()
     first, second, third = names(steer)
-    entry = AttemptLog(steer.decision_id, PICKED, 429, 0, "", "9")
+    entry = AttemptLog(decision_id(steer), PICKED, 429, 0, "", "9")
     world.core.ledger.logged(entry, world.now)
     world.core.ledger.logged(replace(entry, status=500, retry_after=None), world.now)
     world.respond(exchange, attempts=3)
@@ -114,7 +114,9 @@ def test_the_last_attempt_in_the_pickers_cluster_is_charged_once(world: World) -
     world.respond(exchange, 500, attempts=2, cluster=PICKED)
     exchange.end(world.now)
     for _ in range(2):
-        world.core.ledger.logged(AttemptLog(steer.decision_id, PICKED, 500, 0, "", None), world.now)
+        world.core.ledger.logged(
+            AttemptLog(decision_id(steer), PICKED, 500, 0, "", None), world.now
+        )
     world.later(GRACE_SECONDS)
     assert sorted(world.told.attempts) == sorted(
         [(first, Outcome.FAILURE), (second, Outcome.FAILURE)]

@@ -156,6 +156,11 @@ def reason(action: Action) -> str:
     return dict(action.headers)[headers.REASON].decode()
 
 
+def decision_id(steer: Steer) -> str:
+    """The id of the decision, as Envoy's access log has it."""
+    return sent(steer)[headers.DECISION].decode()
+
+
 def names(steer: Steer) -> list[str]:
     """The endpoints of a steering, in order."""
     return [cluster.removeprefix("ep-") for cluster in steer.clusters]
@@ -165,14 +170,14 @@ def attempt_log(
     steer: Steer, index: int, status: int = 0, flags: int = 0, retry_after: str | None = None
 ) -> AttemptLog:
     """Envoy's log entry of the attempt at list element `index`."""
-    return AttemptLog(steer.decision_id, steer.clusters[index], status, flags, "", retry_after)
+    return AttemptLog(decision_id(steer), steer.clusters[index], status, flags, "", retry_after)
 
 
 def request_log(
     steer: Steer, status: int, flags: int, cluster: str = "", attempts: int = 1
 ) -> RequestLog:
     """Envoy's log entry of the whole request."""
-    return RequestLog(steer.decision_id, cluster, status, flags, "", attempts)
+    return RequestLog(decision_id(steer), cluster, status, flags, "", attempts)
 
 
 def live_of(world: World, name: str) -> Live:

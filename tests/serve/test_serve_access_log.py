@@ -114,15 +114,6 @@ def test_an_entry_of_another_moment_is_left_out() -> None:
         assert parse_log(one(entry)) == ()
 
 
-def test_the_decision_is_found_in_the_metadata_too() -> None:
-    """Without the tag, the namespace that the service wrote names the decision."""
-    entry = pb.HTTPAccessLogEntry()
-    space = entry.common_properties.metadata.filter_metadata["llmgw.decision"]
-    space.fields["id"].string_value = b"i1-7"
-    (parsed,) = parse_log(one(entry))
-    assert parsed.decision_id == "i1-7"
-
-
 def test_bytes_that_are_not_utf8_do_not_spoil_a_message() -> None:
     """Latin-1 from an endpoint is read as far as it goes."""
     entry = pb.HTTPAccessLogEntry()

@@ -41,6 +41,7 @@ from extproc.serve.grpcio import GrpcSettings, GrpcTransport
 from extproc.serve.replies import Renderer
 from extproc.serve.steering import channel
 from extproc.serve.stream import StreamHandler
+from extproc.serve.wire import Reader
 from extproc.xds.render import render
 
 pytestmark = pytest.mark.envoy
@@ -79,6 +80,7 @@ class World:
         self.a = LabEngine("a")
         self.b = LabEngine("b")
         self._tools = StreamTools(
+            reader=Reader(),
             renderer=Renderer(channel(steering)),
             internal_error=OOPS,
             observer=self.tally,
@@ -136,10 +138,9 @@ class World:
         return Steer(
             phase=phase,
             clusters=names,
-            decision_id="t-1",
             set_headers=(
                 (headers.CLUSTER, names[0].encode()),
-                (headers.LOGGED_DECISION, b"t-1"),
+                (headers.DECISION, b"t-1"),
                 (headers.MAX_RETRIES, b"%d" % (len(names) - 1)),
                 *length,
             ),

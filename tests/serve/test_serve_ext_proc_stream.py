@@ -22,6 +22,7 @@ from extproc.serve.pb import ext_proc_pb2 as pb
 from extproc.serve.replies import GO_ON_RESPONSE_BODY, Renderer, go_on
 from extproc.serve.steering import channel
 from extproc.serve.stream import StreamBroken, StreamEnd
+from extproc.serve.wire import Reader
 
 OOPS = Immediate(500, (("content-type", b"application/json"),), b'{"error":{}}', "internal")
 RESPONSE = pb.ProcessingRequest(response_headers=pb.HttpHeaders()).SerializeToString()
@@ -65,6 +66,7 @@ class Stage:
         self.tally = Tally()
         self.clock = Clock()
         tools = StreamTools(
+            reader=Reader(),
             renderer=Renderer(channel(Steering.CLUSTER_HEADER)),
             internal_error=OOPS,
             observer=self.tally,

@@ -38,6 +38,7 @@ from extproc.serve.mutations import (
         "x-api-key",
         "x-envoy-original-path",
         "a" * 300,
+        "x-envoy-upstream-rq-per-try-timeout-ms",
     ],
 )
 def test_a_name_that_is_not_ours_is_refused(name: str) -> None:
@@ -53,9 +54,8 @@ def test_a_name_that_is_not_ours_is_refused(name: str) -> None:
         headers.HOP,
         headers.REQUEST_ID,
         headers.MAX_RETRIES,
-        headers.PER_TRY_TIMEOUT_MS,
         headers.DESTINATION,
-        headers.LOGGED_DECISION,
+        headers.DECISION,
         "session_id",
         "content-length",
     ],

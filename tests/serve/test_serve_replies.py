@@ -24,7 +24,7 @@ SET = (
     (headers.REQUEST_ID, b"3e6b8a3c"),
     (headers.HOP, b"gw-1,gw-2"),
     (headers.MAX_RETRIES, b"1"),
-    (headers.LOGGED_DECISION, b"i1-1"),
+    (headers.DECISION, b"i1-1"),
 )
 
 
@@ -40,7 +40,6 @@ def steer(
     return Steer(
         phase=phase,
         clusters=clusters,
-        decision_id="i1-1",
         set_headers=set_headers,
         remove_headers=remove_headers,
         destinations=("10.0.0.1:80", "10.0.0.2:80"),
@@ -77,18 +76,16 @@ def test_a_choice_sets_headers_clears_the_route_and_names_the_clusters() -> None
     assert common.clear_route_cache
     assert not common.HasField("body_mutation")
     assert not reply.HasField("mode_override")
-    assert set(spaces(reply)) == {headers.ROUTE_NAMESPACE, headers.DECISION_NAMESPACE}
+    assert set(spaces(reply)) == {headers.ROUTE_NAMESPACE}
     groups = spaces(reply)[headers.ROUTE_NAMESPACE].struct_value.fields["priority_groups"]
     assert len(groups.list_value.values) == 2
-    decision = spaces(reply)[headers.DECISION_NAMESPACE].struct_value.fields
-    assert decision[headers.DECISION_KEY].string_value == b"i1-1"
 
 
 def test_the_cluster_header_alone_steers() -> None:
-    """With that steering no route metadata is sent, only the decision's id."""
+    """With that steering no metadata is sent."""
     reply = render(steer(), Phase.REQUEST_HEADERS, Steering.CLUSTER_HEADER)
     assert pairs(reply.request_headers.response.header_mutation) == list(SET)
-    assert set(spaces(reply)) == {headers.DECISION_NAMESPACE}
+    assert not spaces(reply)
 
 
 def test_an_endpoint_picker_sets_its_header() -> None:
@@ -96,7 +93,7 @@ def test_an_endpoint_picker_sets_its_header() -> None:
     reply = render(steer(), Phase.REQUEST_HEADERS, Steering.ENDPOINT_PICKER)
     told = pairs(reply.request_headers.response.header_mutation)
     assert told == [*SET, (headers.DESTINATION, b"10.0.0.1:80,10.0.0.2:80")]
-    assert set(spaces(reply)) == {headers.PICKER_NAMESPACE, headers.DECISION_NAMESPACE}
+    assert set(spaces(reply)) == {headers.PICKER_NAMESPACE}
 
 
 def test_a_new_body_comes_with_its_length() -> None:
@@ -235,16 +232,13 @@ contents = st.binary(max_size=200).filter(lambda raw: not any(b < 32 or b == 127
 @given(
     st.dictionaries(names, contents, min_size=1, max_size=8),
     st.lists(st.from_regex(r"ep-[a-z]{1,40}", fullmatch=True), min_size=1, max_size=5),
-    st.text(min_size=1, max_size=200),
 )
 def test_any_valid_choice_arrives_as_it_was_meant(
-    set_headers: dict[str, bytes], clusters: list[str], decision_id: str
+    set_headers: dict[str, bytes], clusters: list[str]
 ) -> None:
     """Whatever the lengths, the library reads back what was to be said."""
-    action = Steer(Phase.REQUEST_HEADERS, tuple(clusters), decision_id, tuple(set_headers.items()))
+    action = Steer(Phase.REQUEST_HEADERS, tuple(clusters), tuple(set_headers.items()))
     reply = render(action, Phase.REQUEST_HEADERS)
     assert dict(pairs(reply.request_headers.response.header_mutation)) == set_headers
-    decision = spaces(reply)[headers.DECISION_NAMESPACE].struct_value.fields
-    assert decision[headers.DECISION_KEY].string_value.decode() == decision_id
     groups = spaces(reply)[headers.ROUTE_NAMESPACE].struct_value.fields["priority_groups"]
     assert len(groups.list_value.values) == len(clusters)

@@ -15,7 +15,6 @@ from extproc.serve.steering import ClusterHeader, EndpointPicker, PriorityGroups
 CHOICE = Steer(
     phase=Phase.REQUEST_HEADERS,
     clusters=("ep-a", "ep-b"),
-    decision_id="i1-1",
     set_headers=((headers.CLUSTER, b"ep-a"),),
     destinations=("10.0.0.1:8000", "10.0.0.2:8000"),
 )
@@ -50,7 +49,7 @@ def test_what_is_kept_of_earlier_lists_is_bounded() -> None:
     names = [f"ep-{number}x" for number in range(steering._CACHED_GROUPS + 1)]
     for start in range(0, len(names), 1024):
         clusters = tuple(names[start : start + 1024])
-        renderer.metadata(Steer(CHOICE.phase, clusters, CHOICE.decision_id, CHOICE.set_headers))
+        renderer.metadata(Steer(CHOICE.phase, clusters, CHOICE.set_headers))
     assert len(renderer._encoded) <= steering._CACHED_GROUPS
     assert renderer.metadata(CHOICE) == first
 
@@ -74,7 +73,7 @@ def test_an_endpoint_picker_gets_addresses_twice() -> None:
 
 def test_an_endpoint_picker_needs_addresses() -> None:
     """A choice without destinations cannot be told."""
-    choice = Steer(CHOICE.phase, CHOICE.clusters, CHOICE.decision_id, CHOICE.set_headers)
+    choice = Steer(CHOICE.phase, CHOICE.clusters, CHOICE.set_headers)
     with pytest.raises(InvalidAction):
         EndpointPicker().headers(choice)
 

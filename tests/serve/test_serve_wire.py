@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 
 import pytest
@@ -22,7 +23,7 @@ from extproc.exchange.messages import (
 from extproc.serve.pb import base_pb2
 from extproc.serve.pb import ext_proc_pb2 as pb
 from extproc.serve.replies import GO_ON_RESPONSE_BODY
-from extproc.serve.wire import Unasked, Unreadable, parse, phase_of
+from extproc.serve.wire import Reader, Unasked, Unreadable, parse
 
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 
@@ -137,7 +138,6 @@ def test_an_answer_is_joined_with_its_attributes() -> None:
     )
     message.response_headers.end_of_stream = True
     fields = message.attributes[ATTRIBUTES].fields
-    fields["response.code"].number_value = 200
     fields["response.flags"].number_value = 32800
     fields["response.code_details"].string_value = b"via_upstream"
     fields["xds.cluster_name"].string_value = b"ep-a"
@@ -153,12 +153,11 @@ def test_an_answer_is_joined_with_its_attributes() -> None:
     )
 
 
-def test_the_status_may_come_from_the_attribute_alone() -> None:
-    """Without a readable status header, the attribute tells."""
+def test_a_status_that_is_no_number_is_none() -> None:
+    """It reads as 0."""
     message = pb.ProcessingRequest()
     message.response_headers.headers.CopyFrom(header_map((":status", b"20x")))
-    message.attributes[ATTRIBUTES].fields["response.code"].number_value = 429
-    assert answered(message).status == 429
+    assert answered(message).status == 0
 
 
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), -1.0, 1e300])
@@ -211,7 +210,7 @@ def test_every_kind_of_message_has_its_phase(
     parsed = parse(message.SerializeToString())
     assert parsed == expected
     assert not isinstance(parsed, Unasked)
-    assert phase_of(parsed) is phase
+    assert parsed.phase is phase
 
 
 def test_a_response_body_is_let_through() -> None:
@@ -266,3 +265,26 @@ def test_what_is_not_text_comes_as_its_json(plain: object) -> None:
     fields["user"].CopyFrom(as_value(plain))
     text = asked(message).metadata["user"]
     assert text == plain if isinstance(plain, str) else json.loads(text) == plain
+
+
+def test_an_answer_that_reads_like_an_earlier_one_is_the_same_value() -> None:
+    """Only what is short is kept, and nothing of a request."""
+    reader = Reader()
+    short, long, asked = pb.ProcessingRequest(), pb.ProcessingRequest(), pb.ProcessingRequest()
+    short.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    long.response_headers.headers.headers.add(key="retry-after", raw_value=b"1" * 600)
+    asked.request_headers.headers.headers.add(key=":path", raw_value=b"/")
+    for message, is_kept in ((short, True), (long, False), (asked, False)):
+        raw = message.SerializeToString()
+        assert reader.read(raw) == parse(raw)
+        assert (reader.read(raw) is reader.read(bytes(bytearray(raw)))) is is_kept
+
+
+def test_answers_that_all_differ_are_kept_in_a_bounded_number() -> None:
+    """An engine may make up a retry-after for each of its answers."""
+    reader = Reader()
+    for number in range(10_000):
+        message = pb.ProcessingRequest()
+        message.response_headers.headers.headers.add(key="retry-after", raw_value=b"%d" % number)
+        reader.read(message.SerializeToString())
+    assert sys.getsizeof(reader._answers) < 1_000_000

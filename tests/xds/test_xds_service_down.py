@@ -190,7 +190,6 @@ async def test_clients_cannot_steer(world: World) -> None:
     """Every header of ours that says where to go is gone before a route is chosen."""
     spoofed = {
         headers.CLUSTER: "ep-external",
-        headers.DECISION: "d",
         headers.DESTINATION: world.external.authority,
         headers.SUBSET: world.external.authority,
         headers.SERVED: world.external.authority,

@@ -158,7 +158,6 @@ def steer(
     told = {
         headers.CLUSTER: cluster_names[0],
         headers.DECISION: decision,
-        headers.LOGGED_DECISION: decision,
         headers.MAX_RETRIES: str(len(cluster_names) - 1),
         **(extra or {}),
     }
@@ -168,9 +167,6 @@ def steer(
         option.header.raw_value = value.encode()
         option.append_action = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
     spaces = reply.dynamic_metadata.fields
-    spaces[headers.DECISION_NAMESPACE].struct_value.fields[
-        headers.DECISION_KEY
-    ].string_value = decision.encode()
     groups = spaces[headers.ROUTE_NAMESPACE].struct_value.fields["priority_groups"].list_value
     for attempt, name in enumerate(cluster_names):
         group = groups.values.add().struct_value.fields
