@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from msgspec import Struct, field
 
@@ -42,27 +41,36 @@ class RequestHeaders(Struct, frozen=True):
     is not text arrives as Envoy's JSON rendering of it. `end_of_stream` means that no body comes.
     """
 
-    phase: ClassVar[Phase] = Phase.REQUEST_HEADERS
-
     headers: Headers
     end_of_stream: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     subset: tuple[str, ...] | None = None
 
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it is answered."""
+        return Phase.REQUEST_HEADERS
+
 
 class RequestBody(Struct, frozen=True):
     """The whole body of a request, asked for by `NeedBody`."""
 
-    phase: ClassVar[Phase] = Phase.REQUEST_BODY
-
     body: bytes
     end_of_stream: bool = True
+
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it is answered."""
+        return Phase.REQUEST_BODY
 
 
 class RequestTrailers(Struct, frozen=True):
     """The request ended in trailers."""
 
-    phase: ClassVar[Phase] = Phase.REQUEST_TRAILERS
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it is answered."""
+        return Phase.REQUEST_TRAILERS
 
 
 class ResponseHeaders(Struct, frozen=True):
@@ -72,8 +80,6 @@ class ResponseHeaders(Struct, frozen=True):
     final attempt's cluster ("" when there was none), `attempts` how many attempts were made.
     """
 
-    phase: ClassVar[Phase] = Phase.RESPONSE_HEADERS
-
     status: int
     headers: Headers = ()
     end_of_stream: bool = False
@@ -82,11 +88,19 @@ class ResponseHeaders(Struct, frozen=True):
     cluster: str = ""
     attempts: int = 0
 
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it is answered."""
+        return Phase.RESPONSE_HEADERS
+
 
 class ResponseTrailers(Struct, frozen=True):
     """The answer ended in trailers."""
 
-    phase: ClassVar[Phase] = Phase.RESPONSE_TRAILERS
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it is answered."""
+        return Phase.RESPONSE_TRAILERS
 
 
 Message = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseTrailers

@@ -177,7 +177,7 @@ class Pool:
             group.offset = offsets[group.signature]
         return offsets
 
-    def _offset(  # noqa: PLR0917 - one call for each signal
+    def _offset(
         self, bit: int, known: float, weight: float, signature: int, counts: dict[int, int]
     ) -> int:
         """What one signal that candidates of this signature lack counts for."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from extproc.routing.grid import on_grid
-from extproc.routing.strategy import Weights
+from extproc.routing.strategy import Scorer, Weights
 
 TOKENS_PER_REQUEST: Final = 4000.0
 FIRST_TARGET: Final = 1.0
@@ -22,11 +22,11 @@ SLOWEST_START_RATIO: Final = 0.1
 
 def shares(weights: Weights) -> Weights:
     """The weights scaled to a sum of 1, each on the grid; all 0 where all are 0."""
-    names = Weights.__slots__
-    total = sum(getattr(weights, name) for name in names)
-    if total <= 0:
-        return Weights(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    return Weights(*(on_grid(getattr(weights, name) / total) for name in names))
+    by_scorer: dict[str, float] = {scorer: getattr(weights, scorer) for scorer in Scorer}
+    total = sum(by_scorer.values())
+    return Weights(
+        **{name: on_grid(weight / total) if total > 0 else 0.0 for name, weight in by_scorer.items()}
+    )
 
 
 def requests(inflight: int, inflight_tokens: float) -> float:
