@@ -34,6 +34,7 @@ class FaultKind(StrEnum):
     METRICS_HANG = "metrics_hang"  # the metrics page never comes
     METRICS_TRICKLE = "metrics_trickle"  # it comes a byte at a time, one every `seconds` (1)
     METRICS_SLOW = "metrics_slow"  # it comes `seconds` later (1 if not given)
+    METRICS_PAGE = "metrics_page"  # it is `body`, with `headers` and status 200
     METRICS_NAMES = "metrics_names"  # it is well formed and every name is another
     METRICS_HTML = "metrics_html"  # it is a login page, with status 200
     METRICS_EMPTY = "metrics_empty"  # it is empty, with status 200

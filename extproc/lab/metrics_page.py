@@ -34,6 +34,9 @@ async def serve_page(desk: Desk, delivery: Delivery) -> web.StreamResponse:
             await delivery.wait()
         case FaultKind.METRICS_TRICKLE:
             return await _trickle(delivery, page)
+        case FaultKind.METRICS_PAGE:
+            page = (fault.body or "").encode()
+            return await delivery.reply(200, {**_TEXT, **fault.headers}, page)
         case _:
             return await delivery.reply(*_instead(fault, page))
     return await delivery.reply(200, _TEXT, page)

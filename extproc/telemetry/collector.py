@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from extproc.routing.endpoint import BreakerState, Snapshot
+from extproc.routing.endpoint import BreakerState, Snapshot, Stats
 from extproc.telemetry import families
 from extproc.telemetry.families import FAMILIES, Family, Kind
 from extproc.telemetry.fleet import Exclusion, Reading
@@ -113,10 +113,15 @@ def _of_fleet(readings: Sequence[Reading]) -> dict[Family, Series]:
         families.STALE: _known(
             readings, lambda snapshot: snapshot.is_stale if snapshot.info.is_scraped else None
         ),
+        families.UNREADABLE_PAGE: (
+            ((reading.snapshot.info.id,), reading.is_unreadable)
+            for reading in readings
+            if reading.snapshot.info.is_scraped
+        ),
         families.AGE: _known(readings, lambda snapshot: snapshot.age_seconds),
-        families.RUNNING: _known(readings, lambda snapshot: snapshot.stats.running),
-        families.WAITING: _known(readings, lambda snapshot: snapshot.stats.waiting),
-        families.KV_USAGE: _known(readings, lambda snapshot: snapshot.stats.kv_usage_ratio),
+        families.RUNNING: _said(readings, lambda stats: stats.running),
+        families.WAITING: _said(readings, lambda stats: stats.waiting),
+        families.KV_USAGE: _said(readings, lambda stats: stats.kv_usage_ratio),
         families.CAPACITY: _known(readings, lambda snapshot: snapshot.running_capacity or None),
         families.DRAIN_RATE: _known(readings, lambda snapshot: snapshot.drain_rate),
     }
@@ -134,3 +139,8 @@ def _known(readings: Sequence[Reading], value: Callable[[Snapshot], float | None
         number = value(reading.snapshot)
         if number is not None:
             yield (reading.snapshot.info.id,), number
+
+
+def _said(readings: Sequence[Reading], value: Callable[[Stats], float | None]) -> Series:
+    """The same of what an engine says itself; what it said long ago is not known now."""
+    return _known(readings, lambda snapshot: None if snapshot.is_stale else value(snapshot.stats))

@@ -144,6 +144,12 @@ STALE: Final = Family(
     ("endpoint",),
     "1 while an engine's numbers are missing or too old.",
 )
+UNREADABLE_PAGE: Final = Family(
+    "llmgw_endpoint_unreadable",
+    Kind.GAUGE,
+    ("endpoint",),
+    "1 while an engine's metrics page cannot be had, or lacks a number that it ought to have.",
+)
 AGE: Final = Family(
     "llmgw_endpoint_stats_age_seconds",
     Kind.GAUGE,
@@ -172,7 +178,7 @@ CAPACITY: Final = Family(
     "llmgw_endpoint_running_capacity",
     Kind.GAUGE,
     ("endpoint",),
-    "The most requests that an engine was ever seen to run at once.",
+    "The most requests that an engine was ever seen to run at once, if others waited beside them.",
 )
 DRAIN_RATE: Final = Family(
     "llmgw_endpoint_drain_rate",
@@ -203,6 +209,7 @@ FAMILIES: Final = (
     EXCLUDED,
     MISCONFIGURED,
     STALE,
+    UNREADABLE_PAGE,
     AGE,
     RUNNING,
     WAITING,

@@ -21,11 +21,15 @@ class Exclusion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One endpoint as it is now; `misconfigured` counts its 401, 403, 404 and 405."""
+    """One endpoint as it is now; `misconfigured` counts its 401, 403, 404 and 405.
+
+    `is_unreadable` is whether the last reading of its metrics page failed.
+    """
 
     snapshot: Snapshot
     exclusions: frozenset[Exclusion]
     misconfigured: int
+    is_unreadable: bool
 
 
 def read_fleet(registry: Registry, now: float) -> Iterator[Reading]:
@@ -47,4 +51,5 @@ def read_fleet(registry: Registry, now: float) -> Iterator[Reading]:
             live.snapshot(now, registry.settings.stale_after_seconds),
             frozenset(why for why, is_so in found.items() if is_so),
             live.misconfigured,
+            live.scrape_error is not None,
         )

@@ -19,6 +19,7 @@ from extproc.telemetry.fleet import Exclusion
 BREAKER = "llmgw_endpoint_breaker"
 EXCLUDED = "llmgw_endpoint_excluded"
 STALE = "llmgw_endpoint_stale"
+UNREADABLE = "llmgw_endpoint_unreadable"
 AGE = "llmgw_endpoint_stats_age_seconds"
 RUNNING = "llmgw_endpoint_running"
 WAITING = "llmgw_endpoint_waiting"

@@ -111,6 +111,20 @@ async def test_a_login_page_is_html() -> None:
         assert reply.body.startswith(b"<!doctype html>")
 
 
+async def test_any_text_can_be_the_page() -> None:
+    """Byte for byte, as the type that is asked for; a plain one is the format's own."""
+    text = 'a{b="é"} 1 # {c="d"} 2\r\n\n# EOF'
+    async with LabEngine() as engine:
+        engine.inject(Fault(kind=FaultKind.METRICS_PAGE, body=text, times=1))
+        reply = await call(engine, "GET", "/metrics")
+        assert (reply.status, reply.body) == (200, text.encode())
+        assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+        headers = {"content-type": "application/openmetrics-text"}
+        engine.inject(Fault(kind=FaultKind.METRICS_PAGE, body=text, headers=headers))
+        reply = await call(engine, "GET", "/metrics")
+        assert reply.headers["content-type"] == "application/openmetrics-text"
+
+
 async def test_api_faults_spare_the_page() -> None:
     """What goes wrong with requests does not with scrapes, nor the other way round."""
     async with LabEngine() as engine:

@@ -108,10 +108,12 @@ async def test_an_endpoint_shows_what_is_known_of_it() -> None:
     assert samples["llmgw_endpoint_running endpoint=a"] == 3
     assert samples["llmgw_endpoint_waiting endpoint=a"] == 0
     assert samples["llmgw_endpoint_kv_usage_ratio endpoint=a"] == 0.5
-    assert samples["llmgw_endpoint_running_capacity endpoint=a"] == 3
+    assert "llmgw_endpoint_running_capacity endpoint=a" not in samples
     assert samples["llmgw_endpoint_stats_age_seconds endpoint=a"] == 2
     assert samples["llmgw_endpoint_stale endpoint=a"] == 0
     assert "llmgw_endpoint_drain_rate endpoint=a" not in samples
+    fleet.endpoints.observe("a", Stats(running=3, waiting=1), 98.5)
+    assert (await fleet.samples())["llmgw_endpoint_running_capacity endpoint=a"] == 3
     of_b = {key.split()[0] for key in samples if "endpoint=b" in key}
     assert of_b == {
         "llmgw_endpoint_info",
@@ -120,6 +122,35 @@ async def test_an_endpoint_shows_what_is_known_of_it() -> None:
         "llmgw_endpoint_excluded",
         "llmgw_endpoint_misconfigured_total",
     }
+
+
+async def test_a_number_that_is_too_old_is_not_shown() -> None:
+    """Its age is, and that it is stale; what was learned from it stays."""
+    fleet = Fleet(engine("a"))
+    stats = Stats(running=3, waiting=1, kv_usage_ratio=0.5)
+    fleet.endpoints.observe("a", stats, 100.0)
+    fleet.now = 111.0
+    samples = await fleet.samples()
+    said = {"running", "waiting", "kv_usage_ratio"}
+    assert not {f"llmgw_endpoint_{name} endpoint=a" for name in said} & samples.keys()
+    assert samples["llmgw_endpoint_stale endpoint=a"] == 1
+    assert samples["llmgw_endpoint_stats_age_seconds endpoint=a"] == 11
+    assert samples["llmgw_endpoint_running_capacity endpoint=a"] == 3
+    fleet.endpoints.observe("a", stats, 111.0)
+    assert (await fleet.samples())["llmgw_endpoint_waiting endpoint=a"] == 1
+
+
+async def test_an_unreadable_page_shows_from_the_first_failure_to_the_next_reading() -> None:
+    """Long before its numbers are stale; one that is never read has no series."""
+    fleet = Fleet(engine("a"), engine("b", kind=Kind.EXTERNAL, engine="none"))
+    unreadable = "llmgw_endpoint_unreadable"
+    assert await fleet.of(unreadable) == {f"{unreadable} endpoint=a": 0}
+    fleet.endpoints.observe("a", Stats(running=3), 100.0)
+    fleet.endpoints.scrape_failed("a", "it answers with status 404", 100.0)
+    assert await fleet.of(unreadable) == {f"{unreadable} endpoint=a": 1}
+    assert (await fleet.samples())["llmgw_endpoint_running endpoint=a"] == 3
+    fleet.endpoints.observe("a", Stats(running=4), 100.0)
+    assert await fleet.of(unreadable) == {f"{unreadable} endpoint=a": 0}
 
 
 async def test_a_breaker_is_in_one_state() -> None:
