@@ -44,15 +44,22 @@ MAX_INFLIGHT: Final = 4_000
 ALL_SCORERS: Final = Strategy("all", Weights(weight=0.5))
 
 
-def registry_of(endpoints: int, random: Random) -> Registry:
-    """A registry of busy engines of one model, with everything learned that scrapes teach."""
+def served_by(number: int, endpoints: int, models: int) -> tuple[str, ...]:
+    """What endpoint `number` serves, when the models share the endpoints evenly."""
+    if models <= endpoints:
+        return (f"{MODEL}-{number % models}",)
+    return tuple(f"{MODEL}-{model}" for model in range(number, models, endpoints))
+
+
+def registry_of(endpoints: int, random: Random, models: int = 1) -> Registry:
+    """A registry of busy engines, with everything learned that scrapes teach."""
     registry = Registry(RegistrySettings(), random)
     registry.replace(
         [
             Info(
                 id=f"engine-{number:05d}",
                 url=Url("http", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 8000),
-                models=(MODEL,),
+                models=served_by(number, endpoints, models),
                 weight=random.choice((1.0, 1.0, 0.5)),
             )
             for number in range(endpoints)
@@ -77,18 +84,28 @@ def stats(random: Random) -> Stats:
     )
 
 
-def measure(endpoints: int, sessions: str, rounds: int = BLOCKS * ROUNDS_PER_BLOCK) -> list[float]:
-    """The time of each decision in µs."""
+def measure(
+    endpoints: int,
+    sessions: str,
+    *,
+    models: int = 1,
+    rounds: int = BLOCKS * ROUNDS_PER_BLOCK,
+) -> list[float]:
+    """The time of each decision in µs; every request is for any of the models."""
     random = Random(endpoints)
-    registry = registry_of(endpoints, random)
+    registry = registry_of(endpoints, random, models)
     scheduler = Scheduler(
         registry, {**BUILT_IN, "all": ALL_SCORERS}, random, Sessions(), default_strategy="all"
     )
     ids = registry.ids()
-    known = [session_hash(MODEL, f"s{number}".encode()) for number in range(4 * endpoints)]
-    session: int | None
-    for number, session in enumerate(known):
-        scheduler.served(session, ids[number % endpoints], 2.0)
+    # Sessions belong to a model, and so to an endpoint that serves it.
+    known: list[tuple[str, int]] = []
+    for number in range(4 * max(endpoints, models)):
+        of_one = served_by(number % endpoints, endpoints, models)
+        model = of_one[number // endpoints % len(of_one)]
+        key = session_hash(model, f"s{number}".encode())
+        known.append((model, key))
+        scheduler.served(key, ids[number % endpoints], 2.0)
     outstanding: deque[Grant] = deque()
     kept = min(INFLIGHT_PER_ENDPOINT * endpoints, MAX_INFLIGHT)
     scrapes = 0.0
@@ -100,12 +117,9 @@ def measure(endpoints: int, sessions: str, rounds: int = BLOCKS * ROUNDS_PER_BLO
         while scrapes >= 1.0:
             scrapes -= 1.0
             registry.observe(random.choice(ids), stats(random), now)
-        session = None
-        if sessions == "known":
-            session = random.choice(known)
-        elif sessions == "new":
-            session = random.getrandbits(64)
-        query = Query(MODEL, session, 4 * random.randrange(8_000))
+        model, key = random.choice(known)
+        session = {"known": key, "new": random.getrandbits(64), "none": None}[sessions]
+        query = Query(model, session, 4 * random.randrange(8_000))
         oldest = outstanding.popleft() if len(outstanding) >= kept else None
         begin = perf_counter_ns()
         result = scheduler.dispatch(query, now)

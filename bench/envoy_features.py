@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import load
-import requests
 import yaml
+from rounds import measure
+from subjects import ENDPOINTS, Subject, config_file
 
 from extproc.lab.envoy import find_envoy
 from extproc.lab.processes import Child, free_port
@@ -114,15 +115,15 @@ VARIANTS: dict[str, Callable[[Tree], None]] = {
 async def main() -> None:
     """The table is on the screen."""
     rounds = int(os.environ.get("ROUNDS", "3"))
-    seconds = float(os.environ.get("SECONDS", "4"))
+    seconds = int(os.environ.get("SECONDS", "4"))
     upstream = free_port()
     async with AsyncExitStack() as exits:
         folder = Path(exits.enter_context(TemporaryDirectory(prefix="llmgw-bench-")))
         exits.enter_context(load.nginx(upstream))
-        file = requests.config_file(folder, upstream)
+        file = config_file(folder, [f"127.0.0.1:{upstream}"] * ENDPOINTS)
         stack = await exits.enter_async_context(Stack(file, port=0, concurrency=1))
         full = yaml.safe_load(render(stack.config))
-        subjects: list[requests.Subject] = []
+        variants: list[Subject] = []
         for number, (name, change) in enumerate(VARIANTS.items()):
             tree = deepcopy(full)
             change(tree)
@@ -136,15 +137,13 @@ async def main() -> None:
             child = Child(name, [str(find_envoy()), "-c", str(path), *options])
             await child.start()
             exits.push_async_callback(child.stop)
-            subjects.append(
-                requests.Subject(name, f"http://127.0.0.1:{port}", {"envoy": child.pid})
-            )
+            variants.append(Subject(name, f"http://127.0.0.1:{port}", {"envoy": child.pid}))
         await asyncio.sleep(3)
-        used: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+        used: dict[str, list[float]] = {subject.name: [] for subject in variants}
         for number in range(rounds + 1):
-            for subject in subjects:
+            for subject in variants:
                 row = await asyncio.to_thread(
-                    requests.measure, subject, CONNECTIONS, seconds if number else 1.0
+                    measure, subject, CONNECTIONS, seconds if number else 1
                 )
                 if number:
                     used[subject.name].append(row.cpu_us["envoy"])
