@@ -44,6 +44,13 @@ FORBIDDEN_IN_CORE = {
 }
 MAY_SEE_PROTOBUF = {"serve", "xds", "control"}
 POLICIES = {"filters", "scorers", "pickers"}
+# Who reads the wall clock, how often, and only to show it: the age of a model in the list.
+SHOWS_WALL_CLOCK = {"serve/app.py": 1, "lab/inference.py": 1}
+WALL_CLOCK = {
+    "time": {"time", "time_ns", "localtime", "gmtime"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}
 MUTABLE_CALLS = {
     "dict",
     "list",
@@ -110,6 +117,20 @@ def test_the_core_does_no_io(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert all(alias.name != "random" for alias in node.names), name_of(path)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_no_decision_reads_the_wall_clock(path: Path) -> None:
+    """It jumps; what passes is measured by the monotonic clock."""
+    assert not {"time.time", "time.time_ns"} & set(imports(path)), name_of(path)
+    reads = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.attr in WALL_CLOCK.get(node.value.id, ())
+    ]
+    assert len(reads) == SHOWS_WALL_CLOCK.get(name_of(path), 0), name_of(path)
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)

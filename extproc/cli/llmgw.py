@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final
 
 import typer
@@ -57,6 +59,9 @@ def serve(
 
     SIGTERM drains and ends; a second one ends at once.
     """
+    # The first process of a container never sees a signal that it has no handler for.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     from extproc.serve.app import run  # noqa: PLC0415 - keeps gRPC out of the other commands
 
     # The keys of endpoints are Envoy's business; this process need not see them.
@@ -132,6 +137,11 @@ def up(
     if config is not None:
         _require_secrets(_load(config))
     sys.exit(run(config, port=port, engines=engines, steering=steering))
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """The process ends, for nothing has begun yet."""
+    sys.exit(0)
 
 
 def _count(things: Sized, name: str) -> str:

@@ -84,6 +84,14 @@ def is_service_address(text: str) -> bool:
     return is_host_port(text)
 
 
+def is_on_this_machine(address: str) -> bool:
+    """Whether only this machine can reach a service at `address`: a Unix socket, or loopback."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return host == "localhost" or (is_ip(host) and ip_address(host).is_loopback)
+
+
 def url_problem(text: str) -> str | None:
     """Why `text` is no endpoint address, without a word of it; None when it is one."""
     if not text.isascii() or not text.isprintable() or " " in text:

@@ -25,6 +25,7 @@ from extproc.config.values import (
     Service,
     ServiceTls,
     Steering,
+    Transport,
 )
 from extproc.config.yaml_lines import Entries, Items, compose
 from extproc.errors import ConfigError
@@ -165,9 +166,13 @@ def _http_filters(section: Section) -> tuple[dict[str, object], ...]:
 
 def _service(section: Section) -> Service:
     default = Service()
+    address = section.text("address", grammar.SERVICE_ADDRESS, default.address)
+    is_local = grammar.is_on_this_machine(address) and not section.has("tls")
     service = Service(
-        transport=section.member("transport", default.transport, "transport"),
-        address=section.text("address", grammar.SERVICE_ADDRESS, default.address),
+        transport=section.member(
+            "transport", default.transport if is_local else Transport.GRPCIO, "transport"
+        ),
+        address=address,
         envoy_address=section.text("envoy_address", grammar.SERVICE_ADDRESS, None),
         http_address=section.text("http_address", grammar.ADDRESS, default.http_address),
         tls=_service_tls(section.section("tls")) if section.has("tls") else None,
@@ -183,6 +188,12 @@ def _service(section: Section) -> Service:
         section.error("http_address", "is the address of the service", "choose another port")
     if service.tls is not None and service.address.startswith("unix:"):
         section.error("tls", "goes with host:port only", "a Unix socket needs no TLS; leave it out")
+    elif service.transport is Transport.FASTLANE and not is_local:
+        section.error(
+            "transport",
+            "fastlane has no TLS and serves this machine only",
+            "set transport: grpcio, or listen on unix:/path or 127.0.0.1 without tls",
+        )
     return service
 
 

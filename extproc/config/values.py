@@ -39,7 +39,11 @@ class Steering(StrEnum):
 class Transport(StrEnum):
     """Which implementation serves the ext_proc stream."""
 
+    FASTLANE = "fastlane"
     GRPCIO = "grpcio"
+
+
+DEFAULT_TRANSPORT: Final = Transport.GRPCIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Service:
     (a container's name, say). `http_address` serves /healthz, /ready and /metrics.
     """
 
-    transport: Transport = Transport.GRPCIO
+    transport: Transport = DEFAULT_TRANSPORT
     address: str = "127.0.0.1:9002"
     envoy_address: str | None = None
     http_address: str = "127.0.0.1:9090"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -24,6 +26,10 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 _KEPT_LINES: Final = 200
+
+# Linux gives connections ports from 32768 on, other systems from 49152 on.
+_FIRST_PORT: Final = 20_000
+_PORTS: Final = 12_000
 
 Say = Callable[[str], None]
 
@@ -155,9 +161,18 @@ def mortal(command: Sequence[str]) -> list[str]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listens on at the moment."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
-    assert isinstance(port, int)  # noqa: S101 - what an IPv4 socket's name holds
-    return port
+    """A TCP port that nothing listens on at the moment.
+
+    It is below those that the kernel gives to connections: until it is listened on, none of them
+    takes it.
+    """
+    while True:
+        port = _FIRST_PORT + secrets.randbelow(_PORTS)
+        with contextlib.closing(socket.socket()) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port

@@ -93,9 +93,13 @@ class Stack:
             ChildFailed: one of them did not start.
         """
         await self.start_service()
-        (self.folder / "envoy.yaml").write_text(render(self.config))
+        (self.folder / "envoy.yaml").write_text(self.envoy_config())
         await self.envoy.start()
         await _until_answers(self.envoy, f"{self.admin_url}/ready")
+
+    def envoy_config(self) -> str:
+        """What Envoy is started with."""
+        return render(self.config)
 
     async def start_service(self) -> None:
         """The service runs and is ready, for the first time or again."""

@@ -208,8 +208,8 @@ class Snapshot:
     """One endpoint at one moment.
 
     `drain_rate` is completed requests per second (None: not learned); `running_capacity` the
-    highest running count ever seen (0: not known yet); `age_seconds` the time since the last good
-    scrape (None: never).
+    highest running count ever seen, if requests waited beside it (0: not known yet);
+    `age_seconds` the time since the last good scrape (None: never).
     """
 
     info: Info

@@ -31,9 +31,10 @@ class Live:
     `generation` tells an id from an earlier one that was removed. `inflight` is our requests
     there, `inflight_tokens` the sum of their content-length / 4; `dispatched` and `ended` count our
     requests since the last good scrape. `stats` are that scrape's, `scraped_at` its time (None:
-    never), `drain_rate` completions per second (None: not learned), `running_capacity` the highest
-    running count seen (0: none yet). `quarantined_until` and `backpressure_until` are moments, 0.0
-    or past when not. `slow_start_from` is when it joined or came back, None if it never did.
+    never), `drain_rate` completions per second (None: not learned), `most_running` the highest
+    running count seen, `running_capacity` the same where requests were seen to wait at that count
+    (0: not known). `quarantined_until` and `backpressure_until` are moments, 0.0 or past when not.
+    `slow_start_from` is when it joined or came back, None if it never did.
     `misconfigured` counts its 401, 403, 404 and 405.
 
     `watchers` belongs to who watches: each pair is a set and what is added to it at every change.
@@ -53,6 +54,7 @@ class Live:
         "info",
         "last_used",
         "misconfigured",
+        "most_running",
         "quarantined_until",
         "refusals",
         "running_capacity",
@@ -146,6 +148,7 @@ class Live:
         self.scraped_at: float | None = None
         self.scrape_error: str | None = None
         self.drain_rate: float | None = None
+        self.most_running = 0
         self.running_capacity = 0
         self.dispatched = 0
         self.ended = 0
@@ -155,13 +158,16 @@ class Live:
     def observe(self, stats: Stats, now: float, smoothing_ratio: float) -> None:
         """The scrape is the latest; what it teaches about capacity and drain rate is learned.
 
+        Capacity: the highest running count, once requests waited while so many ran. A count
+        without a queue says how much came, not how much fits: taken for a limit, it would make an
+        engine that was nearly idle look full beside one that was never scraped at work.
+
         Drain rate: exponential smoothing of completed per second between scrapes, the first one
-        whole; learned only while busy (waiting, or running above half the capacity), so that
-        idleness does not read as slowness. A total that went backwards is an engine that
-        restarted: the rate is unknown again.
+        whole; learned only while busy (waiting, or running above half the capacity, which must
+        be known), so that idleness does not read as slowness. A total that went backwards is an
+        engine that restarted: the rate is unknown again.
         """
-        if stats.running is not None and stats.running > self.running_capacity:
-            self.running_capacity = stats.running
+        self._learn_capacity(stats)
         total = stats.success_total
         if total is not None and isfinite(total):
             self._count(total, now, smoothing_ratio, is_busy=self._is_busy(stats))
@@ -172,10 +178,21 @@ class Live:
         self.ended = 0
         self.touch()
 
+    def _learn_capacity(self, stats: Stats) -> None:
+        running = stats.running
+        if running is None or running < self.most_running:
+            return
+        if running > self.most_running:
+            self.most_running = running
+            self.running_capacity = 0  # what was taken for the limit was none
+        if stats.waiting is not None and stats.waiting > 0:
+            self.running_capacity = running
+
     def _is_busy(self, stats: Stats) -> bool:
         if stats.waiting is not None and stats.waiting > 0:
             return True
-        return stats.running is not None and stats.running > self.running_capacity / 2
+        capacity = self.running_capacity
+        return stats.running is not None and 0 < capacity < 2 * stats.running
 
     def _count(self, total: float, now: float, smoothing_ratio: float, *, is_busy: bool) -> None:
         before = self.counted

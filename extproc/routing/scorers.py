@@ -23,10 +23,8 @@ SLOWEST_START_RATIO: Final = 0.1
 def shares(weights: Weights) -> Weights:
     """The weights scaled to a sum of 1, each on the grid; all 0 where all are 0."""
     by_scorer: dict[str, float] = {scorer: getattr(weights, scorer) for scorer in Scorer}
-    total = sum(by_scorer.values())
-    return Weights(
-        **{name: on_grid(weight / total) if total > 0 else 0.0 for name, weight in by_scorer.items()}
-    )
+    total = sum(by_scorer.values()) or 1.0
+    return Weights(**{name: on_grid(weight / total) for name, weight in by_scorer.items()})
 
 
 def requests(inflight: int, inflight_tokens: float) -> float:

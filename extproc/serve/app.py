@@ -25,6 +25,7 @@ from extproc.serve import lifecycle
 from extproc.serve.access_log import AccessLogStream
 from extproc.serve.assembly import Core, assemble
 from extproc.serve.ext_proc_stream import ExtProcStream, StreamTools
+from extproc.serve.fastlane.transport import FastlaneSettings, FastlaneTransport
 from extproc.serve.grpcio import GrpcSettings, GrpcTransport
 from extproc.serve.health import Health
 from extproc.serve.http import HttpServer
@@ -178,6 +179,14 @@ def _transport(app: App, config: Config) -> Transport:
                     address=config.service.address,
                     body_limit_bytes=config.listener.body_limit_bytes,
                     tls=config.service.tls,
+                ),
+            )
+        case TransportName.FASTLANE:
+            return FastlaneTransport(
+                app,
+                FastlaneSettings(
+                    address=config.service.address,
+                    body_limit_bytes=config.listener.body_limit_bytes,
                 ),
             )
         case _:

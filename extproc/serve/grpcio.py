@@ -26,6 +26,7 @@ from extproc.serve.sockets import (
     UnixAddress,
     bindable,
     parse_address,
+    why_not,
 )
 from extproc.serve.stream import Service, StreamBroken, StreamEnd, StreamHandler
 
@@ -209,7 +210,9 @@ class GrpcTransport:
                 return server.add_insecure_port(address)
             return server.add_secure_port(address, _credentials(tls))
         except (RuntimeError, OSError) as error:
-            raise AddressUnavailable(f"cannot listen on {address}: {error}") from error
+            # The library does not say why; a socket of our own does.
+            reason = why_not(self._address) or error
+            raise AddressUnavailable(f"cannot listen on {address}: {reason}") from error
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone

@@ -1,13 +1,15 @@
 """Starting, ready, draining, stopped: when the service takes requests and when it ends.
 
-The machine is pure; `run` is the shell that listens for signals and stops the servers.
+The machine is pure; the shell is `heeding`, which listens for signals, and `run`, which stops the
+servers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -116,26 +118,34 @@ class Lifecycle:
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
+@contextmanager
+def heeding(lifecycle: Lifecycle, clock: Callable[[], float]) -> Iterator[None]:
+    """Inside, a signal asks for the end; for use in the running event loop."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, lambda: lifecycle.terminate(clock()))
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
 async def run(
     lifecycle: Lifecycle, stop: Callable[[float], Awaitable[None]], clock: Callable[[], float]
 ) -> None:
-    """Returns when a signal has asked for the end and everything has stopped.
+    """Returns when somebody has asked for the end and everything has stopped.
 
     `stop(grace_seconds)` must refuse new streams at once and return within the grace, or soon after
-    it is cancelled. It is called with 0 after a second signal.
+    it is cancelled. It is called with 0 after a second request to terminate.
     """
-    loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     forget = lifecycle.watch(changed.set)
-    for number in SIGNALS:
-        loop.add_signal_handler(number, lambda: lifecycle.terminate(clock()))
     try:
         await _until_closing(lifecycle, changed, clock)
         await _until_stopped(lifecycle, changed, stop, clock)
     finally:
         forget()
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
         lifecycle.drained()
 
 
@@ -161,7 +171,7 @@ async def _until_stopped(
     stop: Callable[[float], Awaitable[None]],
     clock: Callable[[], float],
 ) -> None:
-    """Everything has stopped, within the grace or at once after a second signal."""
+    """Everything has stopped, within the grace or at once after a second request."""
     grace_seconds = lifecycle.grace_seconds(clock())
     draining = asyncio.ensure_future(stop(grace_seconds))
     while lifecycle.is_alive and not draining.done():

@@ -84,6 +84,20 @@ def bindable(address: Address) -> Iterator[None]:
         os.umask(mask)
 
 
+def why_not(address: Address) -> str | None:
+    """What the system has against a socket at `address`, None where it would bind one there."""
+    if isinstance(address, UnixAddress):
+        return None
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            return error.strerror
+    return None
+
+
 def _clear(path: Path) -> None:
     """Nothing is at `path`."""
     try:

@@ -34,6 +34,20 @@ KEEPALIVE: Final[Tree] = MappingProxyType(
     {"tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}}
 )
 
+# For retries. Least requests prefers a dead host, which is idle, and taking turns comes back to it:
+# a retry must go elsewhere.
+OTHER_HOST: Final[Tree] = MappingProxyType(
+    {
+        "retry_host_predicate": [
+            extension(
+                "envoy.retry_host_predicates.previous_hosts",
+                "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
+            )
+        ],
+        "host_selection_retry_max_attempts": 5,
+    }
+)
+
 
 def host_header(url: Url) -> str:
     """What the endpoint expects as its Host: the port only where it is not the scheme's own."""

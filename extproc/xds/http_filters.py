@@ -9,10 +9,18 @@ from extproc import clusters, headers
 from extproc.config.values import Config, Steering
 from extproc.exchange.messages import BodyField
 from extproc.xds.access_log import attempt_log
-from extproc.xds.routes import BODY_FILTER, EXT_PROC_FILTER, restricted_clients
+from extproc.xds.connect import OTHER_HOST
+from extproc.xds.routes import (
+    BODY_FILTER,
+    EXT_PROC_FILTER,
+    LARGE_BODY_FILTER,
+    LARGE_MODEL_FILTER,
+    restricted_clients,
+)
 from extproc.xds.tree import Json, Tree, extension, plain, seconds
-from extproc.xds.whole_bodies import whole_bodies
+from extproc.xds.whole_bodies import unless_present, whole_bodies
 
+_JSON_TO_METADATA: Final = "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata"
 _HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
 
 # Where the body's model is kept for the model header: only when the body has one, whereas the
@@ -48,6 +56,17 @@ _RESPONSE_ATTRIBUTES: Final = (
 
 
 def _body_filter() -> Tree:
+    """Reads the model; the one route for bodies without a model header switches it on."""
+    return {**extension(BODY_FILTER, _JSON_TO_METADATA, _body_rules()), "disabled": True}
+
+
+def _large_body_filter() -> Tree:
+    """Reads the model where the service was to read it and has not decided: it may be down."""
+    reader = extension("reader", _JSON_TO_METADATA, _body_rules())
+    return {**unless_present(LARGE_BODY_FILTER, reader, headers.CLUSTER), "disabled": True}
+
+
+def _body_rules() -> Tree:
     model_key = {"key": BodyField.MODEL.value}
     namespace = {"metadata_namespace": headers.BODY_NAMESPACE}
     rules: list[Tree] = [
@@ -71,26 +90,19 @@ def _body_filter() -> Tree:
         if field is not BodyField.MODEL
     )
     return {
-        **extension(
-            BODY_FILTER,
-            "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
-            {
-                "request_rules": {
-                    "allow_content_types_regex": {"regex": r"application/(.*\+)?json(;.*)?"},
-                    "allow_empty_content_type": True,
-                    "rules": rules,
-                }
-            },
-        ),
-        "disabled": True,  # the one route for bodies without a model header switches it on
+        "request_rules": {
+            "allow_content_types_regex": {"regex": r"application/(.*\+)?json(;.*)?"},
+            "allow_empty_content_type": True,
+            "rules": rules,
+        }
     }
 
 
-def _model_header(config: Config) -> Tree:
+def _model_header(config: Config, name: str) -> Tree:
     """Copies the body's model into the first model header, so that a pool's route is found."""
     model = f"%DYNAMIC_METADATA({_NAMED_NAMESPACE}:{BodyField.MODEL})%"
     return extension(
-        "llmgw.model-header",
+        name,
         _HEADER_MUTATION,
         {
             "mutations": {
@@ -148,9 +160,11 @@ def _ext_proc(config: Config, steering: Steering) -> Tree:
             "grpc_service": {
                 "envoy_grpc": {"cluster_name": clusters.EXT_PROC, "skip_envoy_headers": True},
                 "retry_policy": {
-                    "retry_on": "connect-failure,refused-stream,reset",
+                    # The last two are what a service says that has just begun to end.
+                    "retry_on": "connect-failure,refused-stream,reset,unavailable,cancelled",
                     "num_retries": 2,
                     "retry_back_off": {"base_interval": "0.002s", "max_interval": "0.01s"},
+                    **OTHER_HOST,
                 },
             },
             "processing_mode": {
@@ -200,8 +214,10 @@ def http_filters(config: Config, steering: Steering) -> list[Json]:
     filters += [
         whole_bodies(config),
         _body_filter(),
-        _model_header(config),
+        _model_header(config, "llmgw.model-header"),
         _ext_proc(config, steering),
+        _large_body_filter(),
+        {**_model_header(config, LARGE_MODEL_FILTER), "disabled": True},
         _router(config),
     ]
     return filters

@@ -18,12 +18,15 @@ from extproc.config.values import Config, Steering
 from extproc.errors import Rejection
 from extproc.exchange import refusals
 from extproc.paths import PATHS, ApiPath, Flavour, Route
+from extproc.xds.connect import OTHER_HOST
 from extproc.xds.local_replies import UPGRADE_REFUSED, answer
 from extproc.xds.pools import pools
 from extproc.xds.tree import Tree, extension, header_options, seconds, typed
 
 # Names of the HTTP filters that routes switch on and off.
 BODY_FILTER: Final = "llmgw.model-from-body"
+LARGE_BODY_FILTER: Final = "llmgw.model-from-large-body"
+LARGE_MODEL_FILTER: Final = "llmgw.model-header-of-large-body"
 EXT_PROC_FILTER: Final = "llmgw.ext-proc"
 
 _PER_ROUTE: Final = "envoy.config.route.v3.FilterConfig"
@@ -38,6 +41,10 @@ _NO_STORE_ON: Final = "([^0f].*|0.+|f([^a].*|a([^l].*|l([^s].*|s([^e].*|e.+)?)?)
 # A body at the limit becomes longer where the model's name is longer for the endpoint. The limit
 # itself is kept by the service, which is told the length, and by the filter that waits for one.
 _RENAMING_BYTES: Final = 4096
+
+# A body whose length has so many digits is left to the service. Reading JSON takes Envoy ten times
+# as long, ten milliseconds for each megabyte, in which its thread does nothing for anybody else.
+_LARGE: Final = "[0-9]{7,}"
 
 RETRIABLE: Final = (429, 500, 502, 503, 504, 508)
 
@@ -55,6 +62,10 @@ def _absent(name: str) -> Tree:
 
 def _equals(name: str, value: str) -> Tree:
     return {"name": name, "string_match": {"exact": value}}
+
+
+def _matches(name: str, regex: str) -> Tree:
+    return {"name": name, "string_match": {"safe_regex": {"regex": regex}}}
 
 
 def _one_of(name: str, values: Iterable[str], *, invert: bool = False) -> Tree:
@@ -105,15 +116,16 @@ def _route(
     header_matches: Sequence[Tree],
     cluster: Tree,
     *,
-    reads_body: bool = False,
+    filters: Sequence[str] = (),
 ) -> Tree:
     route: dict[str, Tree | str] = {
         "name": name,
         "match": {**path, **({"headers": header_matches} if header_matches else {})},
         "route": _action(cluster),
     }
-    if reads_body:
-        route["typed_per_filter_config"] = {BODY_FILTER: typed(_PER_ROUTE, {"config": {}})}
+    if filters:
+        on = typed(_PER_ROUTE, {"config": {}})
+        route["typed_per_filter_config"] = dict.fromkeys(filters, on)
     return route
 
 
@@ -205,7 +217,7 @@ def _restricted(config: Config, inference: Tree, closed: Tree) -> list[Tree]:
         ("restricted-residency", [_present(headers.RESIDENCY)]),
         (
             "restricted-no-store",
-            [{"name": headers.NO_STORE, "string_match": {"safe_regex": {"regex": _NO_STORE_ON}}}],
+            [_matches(headers.NO_STORE, _NO_STORE_ON)],
         ),
     ]
     clients = restricted_clients(config)
@@ -263,21 +275,21 @@ def virtual_host(config: Config, steering: Steering) -> Tree:
             "per_try_timeout": seconds(config.listener.header_deadline_seconds),
             "refresh_cluster_on_retry": True,
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.05s"},
-            # Least requests prefers a dead host, which is idle: a retry must go elsewhere.
-            "retry_host_predicate": [
-                extension(
-                    "envoy.retry_host_predicates.previous_hosts",
-                    "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
-                )
-            ],
-            "host_selection_retry_max_attempts": 5,
+            **OTHER_HOST,
         },
         "routes": [
             *_misused(),
             _route("own", _paths(own), [], closed),
             _route("options", inference, [_equals(_METHOD, "OPTIONS")], closed),
             _steered(steering, inference, closed),
-            _route("model-from-body", json_paths, unread, closed, reads_body=True),
+            _route(
+                "model-from-large-body",
+                json_paths,
+                [*unread, _matches("content-length", _LARGE)],
+                closed,
+                filters=(LARGE_BODY_FILTER, LARGE_MODEL_FILTER),
+            ),
+            _route("model-from-body", json_paths, unread, closed, filters=(BODY_FILTER,)),
             *_restricted(config, inference, closed),
             *_models(config, steering, inference),
             _route("closed", inference, [], closed),

@@ -26,16 +26,25 @@ def whole_bodies(config: Config) -> Tree:
         "envoy.extensions.filters.http.buffer.v3.Buffer",
         {"max_request_bytes": config.listener.body_limit_bytes},
     )
+    return _unless("llmgw.whole-bodies", buffer, _passes(config))
+
+
+def unless_present(name: str, inner: Tree, header: str) -> Tree:
+    """The filter `inner` for requests that do not have the header when they come to it."""
+    return _unless(name, inner, _present(header))
+
+
+def _unless(name: str, inner: Tree, predicate: Tree) -> Tree:
     skip = extension("skip", "envoy.extensions.filters.common.matcher.action.v3.SkipFilter")
     return {
-        "name": "llmgw.whole-bodies",
+        "name": name,
         "typed_config": typed(
             "envoy.extensions.common.matching.v3.ExtensionWithMatcher",
             {
-                "extension_config": buffer,
+                "extension_config": inner,
                 "xds_matcher": {
                     "matcher_list": {
-                        "matchers": [{"predicate": _passes(config), "on_match": {"action": skip}}]
+                        "matchers": [{"predicate": predicate, "on_match": {"action": skip}}]
                     }
                 },
             },

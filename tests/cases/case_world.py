@@ -72,7 +72,6 @@ def case(number: int) -> list[pytest.MarkDecorator]:
     return [
         pytest.mark.case(number),
         pytest.mark.envoy,
-        pytest.mark.xdist_group(f"case-{number:02}"),
         pytest.mark.asyncio(loop_scope="module"),
     ]
 

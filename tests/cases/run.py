@@ -1,6 +1,6 @@
 """Runs the cases against a real Envoy and prints a table: number, what, passed.
 
-Arguments are pytest's. The last line is the verdict.
+Arguments are pytest's; without a path among them it is all cases. The last line is the verdict.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def main(arguments: list[str]) -> int:
     """The cases have run; pytest's exit status."""
     tally = Tally()
     began = time.monotonic()
-    own = [str(_HERE)] if all(argument.startswith("-") for argument in arguments) else []
-    status = int(pytest.main(["-q", "--dist=loadgroup", *own, *arguments], plugins=[tally]))
+    names_tests = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+    own = [] if names_tests else [str(_HERE)]
+    status = int(pytest.main(["-q", "--dist=loadfile", *own, *arguments], plugins=[tally]))
     sys.stdout.write(f"\n{time.monotonic() - began:.0f} s\n{tally.table()}\n")
     if tally.broken or not tally.what:
         return status or 1

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from case_bodies import chat
 from case_http1 import CHAT, Pair
-from case_world import World, case, standing
+from case_world import World, case, standing, together
 
 from extproc import headers
 from extproc.config.values import Steering
@@ -67,17 +67,15 @@ async def started(
         yield world
 
 
-@pytest.fixture(params=list(Service))
+@pytest.fixture(scope="module", params=list(Service))
 def state(request: pytest.FixtureRequest) -> Service:
     """Each state of the service."""
     return Service(request.param)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def world(state: Service, started: World) -> AsyncIterator[World]:
-    """The gateway with its service in that state."""
-    for engine in started.engines.values():
-        engine.records.reset()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing_so(state: Service, started: World) -> AsyncIterator[World]:
+    """The gateway with its service in that state, for all tests of it."""
     match state:
         case Service.UNDECIDED:
             started.freeze()
@@ -89,6 +87,14 @@ async def world(state: Service, started: World) -> AsyncIterator[World]:
     started.thaw()
     if not started.stack.service.is_running:
         await started.stack.start_service()
+
+
+@pytest.fixture
+def world(standing_so: World) -> World:
+    """The same, with nothing seen yet."""
+    for engine in standing_so.engines.values():
+        engine.records.reset()
+    return standing_so
 
 
 def named(world: World, *, version: int = 1) -> list[Pair]:
@@ -124,9 +130,11 @@ async def test_the_target_is_named(world: World, pairs: list[Pair], version: int
 @pytest.mark.parametrize("model", ["nobody", "broken", "provided"])
 async def test_there_is_nowhere_to_go(world: World, model: str) -> None:
     """An unknown model, a broken endpoint, one that only the service may use: never the target."""
-    for pairs in ([], [("x-llmgw-model", model)]):
-        for _ in range(3):
-            reply = await world.post(*named(world), *pairs, model=model)
+    given: list[list[Pair]] = [[], [("x-llmgw-model", model)]]
+    for _ in range(3):
+        for reply in await together(
+            world.post(*named(world), *pairs, model=model) for pairs in given
+        ):
             if model == "provided" and reply.status == 200:
                 # Whoever decides on it is the service.
                 assert reply.served_by == "bought"
@@ -182,15 +190,16 @@ async def test_paths_off_the_list(world: World) -> None:
     assert not [probe for probe in probes if probe.header("x-request-id")]
 
 
-async def test_all_breakers_are_open(started: World) -> None:
+@pytest.mark.parametrize("state", [Service.UP], indirect=True)
+async def test_all_breakers_are_open(world: World) -> None:
     """A model whose endpoints are left alone is refused, not served elsewhere."""
-    await started.forget()
-    broken = started.engines["broken"]
+    await world.forget()
+    broken = world.engines["broken"]
     broken.inject(Fault(kind=FaultKind.RESET))
     for _ in range(4):
-        reply = await started.post(*named(started), model="broken")
+        reply = await world.post(*named(world), model="broken")
         assert reply.status == 503, reply
-    reply = await started.post(*named(started), model="broken")
+    reply = await world.post(*named(world), model="broken")
     assert (reply.status, reply.reason) == (503, "no_endpoint")
-    assert set(started.requests()) <= {"broken"}
+    assert set(world.requests()) <= {"broken"}
     broken.refuse()

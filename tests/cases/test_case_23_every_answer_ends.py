@@ -131,8 +131,12 @@ async def test_an_ending(world: World, what: str) -> None:
             else:
                 async with world.http2() as connection:
                     reply = await connection.ask("POST", CHAT, pairs, body)
-            assert (reply.status, reply.cut) == (ending.status, ending.cut), reply
-            assert reply.reason is None
+            if ending.cut and reply.status == 502:
+                # Envoy has not sent the headers on yet, and can still say so.
+                assert reply.reason == "upstream_failed", reply
+            else:
+                assert (reply.status, reply.cut) == (ending.status, ending.cut), reply
+                assert reply.reason is None
             await world.until_idle()
             assert await counts(world) == {DURATIONS: number, TIMES_TO_HEADERS: number}
             await world.until_all_welcome()

@@ -29,12 +29,13 @@ from extproc.routing.endpoint import BreakerState
 pytestmark = case(28)
 
 DEADLINE_SECONDS = 1.0
+# What is learned of the speed of `a` and `b` would move requests as well, so it is not read.
 CONFIG = f"""
 breaker: {{threshold: 3, base_seconds: 60}}
 listener: {{header_deadline_seconds: {DEADLINE_SECONDS}}}
 endpoints:
-  - {{id: a, url: "$a", models: [m]}}
-  - {{id: b, url: "$b", models: [m]}}
+  - {{id: a, url: "$a", models: [m], engine: none}}
+  - {{id: b, url: "$b", models: [m], engine: none}}
   - {{id: mute, url: "$mute", models: [q]}}
   - {{id: sound, url: "$sound", models: [q]}}
   - {{id: lone, url: "$lone", models: [lone]}}
@@ -71,13 +72,13 @@ async def until_aborted(world: World, number: int) -> None:
 
 
 async def assert_served(world: World) -> None:
-    """Both endpoints are in use, with closed breakers."""
+    """Both endpoints are in use alike, with closed breakers: no request counts that has left."""
     page = await world.page()
     for name in "ab":
         assert breaker(page, name) is BreakerState.CLOSED
     await world.forget()
     found = await spread(world, 40)
-    assert min(found[name] for name in "ab") >= 10
+    assert min(found[name] for name in "ab") >= 19, found
 
 
 async def test_callers_run_out_of_time(world: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +12,7 @@ import pytest_asyncio
 from case_bodies import MIB, sized_chat
 from case_fleet import ask_until, breaker, each, exclusions, reconfigured, settle
 from case_hosts import black_hole, breaking_off, certified
-from case_http1 import CHAT
+from case_http1 import CHAT, head
 from case_world import ATTEMPTS, World, case, endpoints, fresh, standing, until
 
 from extproc.lab.engine_http import LabEngine
@@ -64,10 +64,13 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
             "is-untrusted": f"https://{secret.authority}",
             **{name: f"${name}" for name in FAULTS},
         }
+        # Of two idle endpoints the one whose metrics are read is preferred, and none of these dead
+        # ones has any: without metrics, each is as good as the sound one until it has failed.
         lines = [
-            f'  - {{id: {name}, url: "{url}", models: [{name}]}}' for name, url in urls.items()
+            f'  - {{id: {where}{name}, url: "{url}", models: [{name}], engine: none}}'
+            for name, dead in urls.items()
+            for where, url in (("", dead), ("by-", "$sound"))
         ]
-        lines += [f'  - {{id: by-{name}, url: "$sound", models: [{name}]}}' for name in urls]
         text = HEAD + endpoints("a", "b") + "\n".join(lines) + "\n"
         engines = [LabEngine(name, ("m", *urls)) for name in ("sound", "a", "b", *FAULTS)]
         world = await exits.enter_async_context(standing(folder, text, *engines))
@@ -113,17 +116,29 @@ async def test_envoys_own_answers(fleet: Fleet) -> None:
     """A body over the limit, a path or method that is not there, junk: nobody is charged."""
     world = fleet.world
     await settle(world)
-    for _ in range(2 * THRESHOLD):
+
+    async def ask() -> None:
         too_large = await world.post(body=sized_chat("m", 3 * MIB))
         assert (too_large.status, too_large.error.code) == (413, "body_too_large")
         assert (await world.ask("POST", "/v1/nothing", body=b"{}")).status == 404
         assert (await world.ask("GET", CHAT)).status == 405
-        assert (await world.post(("upgrade", "h2c"), ("connection", "upgrade"))).status == 400
+        upgrade = [("upgrade", "websocket"), ("connection", "upgrade")]
+        assert (await world.post(*upgrade)).error.code == "upgrade_refused"
+
+    async def hang_up_on(sent: bytes) -> None:
+        # Envoy's answer to what is no HTTP waits for the service, and the connection does not.
         async with world.http1() as connection:
-            junk = await connection.exchange(b"POST /v1 HTTP/1.1\r\nhost: a\r\n: b\r\n\r\n")
-            assert junk.status == 400
-        long = await world.ask("POST", CHAT, [("x-long", "x" * 100_000)], b"{}")
-        assert long.status == 431
+            with suppress(OSError):  # a reset, where Envoy has not read all of it
+                await connection.send(sent)
+                assert await connection.more() == b""
+
+    junk = b"POST /v1 HTTP/1.1\r\nhost: a\r\n: b\r\n\r\n"
+    long = head("POST", CHAT, [("x-long", "x" * 100_000)], length=0)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2 * THRESHOLD):
+            group.create_task(ask())
+            group.create_task(hang_up_on(junk))
+            group.create_task(hang_up_on(long))
     await settle(world)
     assert await world.new_attempts() == {}
     page = await world.page()

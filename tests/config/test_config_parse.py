@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extproc import headers
 from extproc.config.parse import parse
 from extproc.config.problems import ConfigErrors, joined, shown
-from extproc.config.values import Config, Federation, Listener, Scrape, Service, Steering
+from extproc.config.values import Config, Federation, Listener, Scrape, Service, Steering, Transport
 from extproc.config.yaml_lines import MAX_DEPTH, compose
 from extproc.engines.candidate import parse_candidate
 from extproc.errors import ConfigError
@@ -325,6 +325,19 @@ class TestListenerAndService:
         assert (service.tls.client_cert_file, service.tls.client_key_file) == ("/d", "/e")
         assert service.tls.sni == "s"
 
+    @pytest.mark.parametrize(
+        "address", ["unix:/run/x", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"]
+    )
+    def test_the_fast_lane_is_on_this_machine(self, address: str) -> None:
+        """Unix sockets and loopback addresses."""
+        text = f"service: {{transport: fastlane, address: '{address}'}}"
+        assert parse(text).service.transport is Transport.FASTLANE
+
+    def test_tls_is_carried_without_being_asked_for_a_transport(self) -> None:
+        """The transport that has TLS is taken for it, whatever the default is."""
+        text = "service: {tls: {cert_file: /c, key_file: /k}}"
+        assert parse(text).service.transport is Transport.GRPCIO
+
     def test_a_socket_is_an_address(self) -> None:
         """With an absolute path."""
         assert parse("service: {address: 'unix:/run/x'}").service.address == "unix:/run/x"
@@ -350,6 +363,14 @@ class TestListenerAndService:
             (
                 "address: 'unix:/x', tls: {cert_file: /c, key_file: /k}",
                 "tls: goes with host:port only",
+            ),
+            (
+                "transport: fastlane, tls: {cert_file: /c, key_file: /k}",
+                "transport: fastlane has no TLS and serves this machine only",
+            ),
+            (
+                "transport: fastlane, address: '0.0.0.0:9002'",
+                "transport: fastlane has no TLS and serves this machine only",
             ),
         ],
     )

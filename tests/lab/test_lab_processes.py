@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,9 @@ def test_a_free_port_can_be_listened_on() -> None:
     """The port that is given is free."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))
+
+
+def test_no_connection_is_given_a_free_port() -> None:
+    """It is outside of the kernel's range, so that it is still free when a child gets to it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 < free_port() < first for _ in range(100))

@@ -562,7 +562,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 AnyHistory.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
-test_any_history_keeps_the_laws = AnyHistory.TestCase
+test_any_history_keeps_the_laws = pytest.mark.interpreted(AnyHistory.TestCase)
 
 
 @settings(deadline=None)

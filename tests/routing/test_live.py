@@ -55,7 +55,7 @@ def test_the_drain_rate_is_smoothed_completions_per_second() -> None:
 def test_an_idle_scrape_teaches_no_rate() -> None:
     """Only waiting requests, or more than half the capacity running, make a scrape busy."""
     live = a_live()
-    scrape(live, 0.0, 0.0, running=10)
+    scrape(live, 0.0, 0.0, running=10, waiting=1)
     scrape(live, 1.0, 5.0, running=5)
     assert rate(live) is None
     scrape(live, 2.0, 11.0, running=6)
@@ -64,6 +64,16 @@ def test_an_idle_scrape_teaches_no_rate() -> None:
     assert rate(live) == 6.0
     scrape(live, 4.0, 13.0, running=0, waiting=3)
     assert rate(live) == pytest.approx(0.3 * 2.0 + 0.7 * 6.0)
+
+
+def test_without_a_known_capacity_only_a_queue_is_busy() -> None:
+    """The most that ever ran may have been one request of an engine that fits a hundred."""
+    live = a_live()
+    for now in range(5):
+        scrape(live, float(now), 10.0 * now, running=1)
+    assert rate(live) is None
+    scrape(live, 5.0, 60.0, running=1, waiting=1)
+    assert rate(live) == 20.0
 
 
 def test_busy_is_unknown_when_the_engine_says_neither() -> None:
@@ -85,8 +95,9 @@ def test_a_busy_engine_that_completes_nothing_has_a_rate_of_zero() -> None:
 def test_a_restarted_engine_has_no_known_rate() -> None:
     """A total that went backwards skips the derivative and forgets the rate, not the capacity."""
     live = a_live()
-    scrape(live, 0.0, 100.0, running=8)
+    scrape(live, 0.0, 100.0, running=8, waiting=1)
     scrape(live, 2.0, 120.0, running=8)
+    assert rate(live) == 10.0
     scrape(live, 4.0, 3.0, running=8)
     assert rate(live) is None
     assert live.running_capacity == 8
@@ -115,14 +126,40 @@ def test_two_pages_of_one_moment_have_no_rate() -> None:
     assert rate(live) == 10.0
 
 
-@settings(deadline=None)
-@given(running=st.lists(st.one_of(st.none(), st.integers(0, 500)), max_size=20))
-def test_the_capacity_is_the_highest_running_count_ever(running: list[int | None]) -> None:
-    """Learned from what was seen; unknown counts teach nothing; zero until something ran."""
+def test_what_runs_without_a_queue_is_no_capacity() -> None:
+    """It tells how much came; beside a queue it tells how much fits, until more is seen to fit."""
     live = a_live()
-    for now, count in enumerate(running):
-        scrape(live, float(now), None, running=count)
-    assert live.running_capacity == max((count or 0 for count in running), default=0)
+    scrape(live, 0.0, None, running=3)
+    assert (live.most_running, live.running_capacity) == (3, 0)
+    scrape(live, 1.0, None, running=2, waiting=4)
+    assert live.running_capacity == 0
+    scrape(live, 2.0, None, running=3, waiting=1)
+    assert live.running_capacity == 3
+    scrape(live, 3.0, None, running=3)
+    assert live.running_capacity == 3
+    scrape(live, 4.0, None, running=5)
+    assert (live.most_running, live.running_capacity) == (5, 0)
+    scrape(live, 5.0, None, running=8, waiting=1)
+    assert (live.most_running, live.running_capacity) == (8, 8)
+
+
+@settings(deadline=None)
+@given(
+    pages=st.lists(
+        st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 2)), max_size=20
+    )
+)
+def test_the_capacity_is_the_highest_count_that_had_a_queue_beside_it(
+    pages: list[tuple[int | None, int | None]],
+) -> None:
+    """In whatever order they came; unknown counts teach nothing; zero where it is not known."""
+    live = a_live()
+    for now, (running, waiting) in enumerate(pages):
+        scrape(live, float(now), None, running=running, waiting=waiting)
+    highest = max((running or 0 for running, _ in pages), default=0)
+    assert live.most_running == highest
+    has_queued = any(running == highest and waiting for running, waiting in pages)
+    assert live.running_capacity == (highest if has_queued else 0)
 
 
 @settings(deadline=None)
@@ -200,10 +237,10 @@ def test_a_snapshot_is_the_endpoint_at_a_moment() -> None:
         INFO, Stats(), None, 0, 0, is_stale=True, age_seconds=None, breaker=BreakerState.CLOSED
     )
     live.admit(None, 3.0, 0)
-    scrape(live, 4.0, 9.0, running=2)
+    scrape(live, 4.0, 9.0, running=2, waiting=1)
     assert live.snapshot(5.5, 10.0) == Snapshot(
         INFO,
-        Stats(running=2, waiting=0, success_total=9.0),
+        Stats(running=2, waiting=1, success_total=9.0),
         None,
         1,
         2,

@@ -129,6 +129,7 @@ class Refusing(Registry):
         )
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("picker", Picker)
 def test_where_acquire_refuses_the_next_candidate_is_tried(picker: Picker) -> None:
     """Candidate after candidate, probes first, then the pool below, and then nobody."""
@@ -185,6 +186,19 @@ def test_a_burst_between_scrapes_is_spread() -> None:
     fleet = Fleet(*map(an_engine, "abcd"))
     counter = Counter(fleet.dispatch().decision.chosen.id for _ in range(40))
     assert set(counter.values()) == {10}
+
+
+@pytest.mark.parametrize("strategy", BUILT_IN)
+def test_what_was_learned_while_idle_skews_no_burst(strategy: str) -> None:
+    """Neither how little ran nor how slowly it came says what an engine can do."""
+    fleet = Fleet(*map(an_engine, "abcd"), default=strategy)
+    for name, running, completed in (("a", 1, 0.2), ("b", 2, 40.0), ("c", 8, 1.0)):
+        for turn in range(3):
+            total = completed * turn
+            fleet.scrape(Stats(running, 0, 0.0, success_total=total), name, now=NOW + turn)
+    fleet.scrape(IDLE, *"abcd", now=NOW + 3)
+    spread = Counter(fleet.dispatch(now=NOW + 3).decision.chosen.id for _ in range(100))
+    assert spread == dict.fromkeys("abcd", 25)
 
 
 def test_a_fresh_equal_beats_a_stale_one_and_staleness_is_no_drain() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from extproc.routing.strategy import BUILT_IN, Picker, Scorer, Weights
@@ -30,4 +32,4 @@ def test_the_built_in_strategies_differ_in_weights(
 
 def test_every_scorer_has_a_weight() -> None:
     """A scorer's name is the name of its weight."""
-    assert {scorer.value for scorer in Scorer} == set(Weights.__slots__)
+    assert {scorer.value for scorer in Scorer} == {field.name for field in fields(Weights)}

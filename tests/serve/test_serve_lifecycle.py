@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.serve.lifecycle import Lifecycle, State, Timing, run
+from extproc.serve.lifecycle import Lifecycle, State, Timing, heeding, run
 
 TIMING = Timing(notice_seconds=2.0, drain_seconds=20.0)
 
@@ -102,9 +102,15 @@ def signalled(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
+async def heed(lifecycle: Lifecycle, server: Server) -> None:
+    """The shell, as the service has it."""
+    with heeding(lifecycle, time.monotonic):
+        await run(lifecycle, server.stop, time.monotonic)
+
+
 async def ended(lifecycle: Lifecycle, server: Server, act: Callable[[], None]) -> float:
     """How long the shell took after `act`."""
-    task = asyncio.ensure_future(run(lifecycle, server.stop, time.monotonic))
+    task = asyncio.ensure_future(heed(lifecycle, server))
     await asyncio.sleep(0)
     began = time.monotonic()
     act()
@@ -133,7 +139,7 @@ async def test_readiness_goes_before_the_server_does() -> None:
     server = Server()
     changed = asyncio.Event()
     lifecycle.watch(changed.set)
-    task = asyncio.ensure_future(run(lifecycle, server.stop, time.monotonic))
+    task = asyncio.ensure_future(heed(lifecycle, server))
     await asyncio.sleep(0)
     signalled()
     await changed.wait()
@@ -159,7 +165,7 @@ async def test_a_second_signal_during_the_drain_ends_it() -> None:
     lifecycle = Lifecycle(Timing(notice_seconds=0.0, drain_seconds=60.0))
     lifecycle.started()
     server = Server()
-    task = asyncio.ensure_future(run(lifecycle, server.stop, time.monotonic))
+    task = asyncio.ensure_future(heed(lifecycle, server))
     await asyncio.sleep(0)
     signalled()
     await server.draining.wait()
@@ -189,3 +195,25 @@ async def test_a_signal_before_it_is_ready_ends_it() -> None:
     server = Server()
     assert await ended(lifecycle, server, signalled) < 3
     assert server.graces == [0]
+
+
+async def test_a_signal_is_heard_before_anything_runs() -> None:
+    """What comes during the start ends what is started after it, at once."""
+    lifecycle = Lifecycle(Timing(notice_seconds=60.0, drain_seconds=60.0))
+    server = Server()
+    with heeding(lifecycle, time.monotonic):
+        stopped = asyncio.Event()
+        lifecycle.watch(stopped.set)
+        signalled()
+        await asyncio.wait_for(stopped.wait(), 5)
+        lifecycle.started()
+        await asyncio.wait_for(run(lifecycle, server.stop, time.monotonic), 5)
+    assert server.graces == [0]
+    assert not lifecycle.is_alive
+
+
+async def test_signals_are_heard_inside_alone() -> None:
+    """Afterwards a signal does what the system has it do."""
+    with heeding(Lifecycle(TIMING), time.monotonic):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -16,6 +16,7 @@ from extproc.serve.sockets import (
     UnixAddress,
     bindable,
     parse_address,
+    why_not,
 )
 
 
@@ -107,3 +108,13 @@ def test_a_port_needs_no_preparation() -> None:
     """A TCP address is for the binding itself to refuse."""
     with bindable(TcpAddress("127.0.0.1", 1)):
         pass
+
+
+def test_the_system_says_why_a_port_is_not_to_be_had() -> None:
+    """A taken port and a foreign host have a reason each, a free port and a socket file none."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert why_not(TcpAddress("127.0.0.1", port)) == "Address already in use"
+    assert why_not(TcpAddress("192.0.2.1", 0)) == "Cannot assign requested address"
+    assert why_not(TcpAddress("127.0.0.1", 0)) is None
+    assert why_not(UnixAddress(Path("/nowhere/at/all"))) is None

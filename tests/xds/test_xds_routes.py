@@ -63,6 +63,7 @@ def test_the_order_of_the_routes_is_the_policy() -> None:
         "own",
         "options",
         "steered",
+        "model-from-large-body",
         "model-from-body",
         "restricted-hop",
         "restricted-residency",
@@ -155,8 +156,45 @@ def test_clients_with_a_restriction_are_routed_as_restricted() -> None:
         "llmgw.model-from-body",
         "llmgw.model-header",
         "llmgw.ext-proc",
+        "llmgw.model-from-large-body",
+        "llmgw.model-header-of-large-body",
         "envoy.filters.http.router",
     ]
+
+
+def test_a_large_body_is_left_to_the_service() -> None:
+    """From a megabyte on; Envoy reads its model behind the service, where that has not decided."""
+    by_name = {str(route["name"]): route for route in routes(config(ENGINE))}
+    large, small = by_name["model-from-large-body"], by_name["model-from-body"]
+    match = large["match"]
+    assert isinstance(match, dict)
+    *others, length = match["headers"]
+    assert small["match"] == {**match, "headers": others}
+    assert length["name"] == "content-length"
+    pattern = re.compile(length["string_match"]["safe_regex"]["regex"])
+    assert pattern.fullmatch("1000000")
+    assert not pattern.fullmatch("999999")
+
+    found = filters(config(ENGINE))
+    names = list(found)
+    switched_on = large["typed_per_filter_config"]
+    assert isinstance(switched_on, dict)
+    for name in switched_on:
+        assert found[name]["disabled"] is True
+        assert names.index(name) > names.index("llmgw.ext-proc")
+    skipping = repr(found["llmgw.model-from-large-body"]["typed_config"])
+    assert f"'header_name': '{headers.CLUSTER}'" in skipping
+    assert "SkipFilter" in skipping
+
+
+def test_a_service_that_ends_is_left_for_another() -> None:
+    """A stream that it refuses is tried again, and not with the same host where there are two."""
+    settings = filters(config(ENGINE))["llmgw.ext-proc"]["typed_config"]
+    assert isinstance(settings, dict)
+    policy = settings["grpc_service"]["retry_policy"]
+    assert {"connect-failure", "unavailable", "cancelled"} <= set(policy["retry_on"].split(","))
+    assert "previous_hosts" in policy["retry_host_predicate"][0]["name"]
+    assert policy["host_selection_retry_max_attempts"] > 1
 
 
 def forwarded(configuration: Config) -> re.Pattern[str]:
