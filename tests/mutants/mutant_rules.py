@@ -475,10 +475,13 @@ RULES: Final = (
         "what was sent on counts at once",
         43,
         "cases/test_case_43_a_burst_is_spread.py::test_idle_engines",
-        _one(
-            "routing/rows.py",
-            "n = scorers.requests(row.inflight, row.inflight_tokens)",
-            "n = 0.0",
+        (
+            Edit(
+                "routing/rows.py",
+                "n = scorers.requests(row.inflight, row.inflight_tokens)",
+                "n = 0.0",
+            ),
+            Edit("routing/rows.py", "row.running_capacity, row.own)", "row.running_capacity, 0)"),
         ),
     ),
     Rule(
@@ -490,13 +493,6 @@ RULES: Final = (
             "            if query.session is not None:\n",
             "            if False:\n",
         ),
-    ),
-    Rule(
-        "one id under two models is two sessions",
-        46,
-        "cases/test_case_46_sessions_are_only_hints.py"
-        "::test_an_id_is_another_one_under_another_model",
-        _one("routing/ring.py", 'model.encode() + b"\\0" + key', "key"),
     ),
     Rule(
         "a key stays with its endpoint",

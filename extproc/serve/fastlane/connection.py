@@ -1,6 +1,5 @@
 """One HTTP/2 connection as a server sees it: bytes in, calls of an application, bytes out."""
 
-# ruff: noqa: SLF001 - the tables at the end name the methods of the class above them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -12,22 +11,17 @@ from extproc.serve.fastlane import frames
 from extproc.serve.fastlane.flow import Sender
 from extproc.serve.fastlane.frames import (
     ACK,
-    DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
-    FIXED_SIZES,
-    HAS_PRIORITY,
     HEAD,
     HEAD_BYTES,
     MAX_STREAM_ID,
     MAX_WINDOW,
-    PREFACE,
     WORD,
     ConnectionBroken,
     ErrorCode,
     StreamFault,
     unpadded,
-    wrong_size,
 )
 from extproc.serve.fastlane.headers import Block, Head, HeaderReader, Request, judge_trailers
 from extproc.serve.fastlane.settings import Keepalive, Settings, read_settings
@@ -142,7 +136,7 @@ class Connection(Generic[RouteT]):
         self._is_heard = True
         self._block: Block | None = None
         self.out.append(settings.frame())
-        self.out.append(frames.window_frame(0, settings.connection_window - DEFAULT_WINDOW))
+        self.out.append(frames.window_frame(0, settings.connection_window - frames.DEFAULT_WINDOW))
 
     # What the owner calls.
 
@@ -250,13 +244,13 @@ class Connection(Generic[RouteT]):
 
     def _is_begun(self) -> bool:
         """Whether the preface is there."""
-        start = self._buffer[: len(PREFACE)]
-        if not PREFACE.startswith(start):
+        start = self._buffer[: len(frames.PREFACE)]
+        if not frames.PREFACE.startswith(start):
             raise ConnectionBroken(ErrorCode.PROTOCOL_ERROR, "no preface")
-        if len(start) < len(PREFACE):
+        if len(start) < len(frames.PREFACE):
             return False
         self._has_preface = True
-        self._start = len(PREFACE)
+        self._start = len(frames.PREFACE)
         return True
 
     def _walk(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call for each part would cost more
@@ -341,10 +335,10 @@ class Connection(Generic[RouteT]):
         if not self._has_settings and (kind != frames.SETTINGS or flags & ACK):
             raise ConnectionBroken(ErrorCode.PROTOCOL_ERROR, "no settings at the beginning")
         action = RULES[self._state(stream_id)][min(kind, frames.UNKNOWN)]
-        wanted = FIXED_SIZES.get(kind)
+        wanted = frames.FIXED_SIZES.get(kind)
         try:
             if wanted is not None and stop - start != wanted:
-                raise wrong_size(kind)
+                raise frames.wrong_size(kind)
             _ON_FRAME[action](self, flags, stream_id, start, stop)
         except StreamFault as fault:
             self._fail(stream_id, fault)
@@ -424,7 +418,7 @@ class Connection(Generic[RouteT]):
 
     def _headers(self, flags: int, stream_id: int, start: int, stop: int) -> None:
         start, stop = unpadded(self._buffer, flags, start, stop)
-        if flags & HAS_PRIORITY:
+        if flags & frames.HAS_PRIORITY:
             if stop - start < 5:
                 raise ConnectionBroken(ErrorCode.FRAME_SIZE_ERROR, "no room for the priority")
             (word,) = WORD.unpack_from(self._buffer, start)
