@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 COMPOSE ?= docker compose
 PYTEST_WORKERS ?= 2
 
+H2SPEC := tests/serve/fastlane/test_fastlane_h2spec.py
+
 # A second environment, in which what every request passes through is compiled.
 COMPILED := .bench/compiled
 IN_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=bench $(COMPILED)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-compiled check cases mutants smoke soak bench bench-peers bench-scale protos compose-test format coverage clean
+.PHONY: help up test test-compiled h2spec check cases mutants smoke soak bench bench-peers bench-scale protos compose-test format coverage clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +55,7 @@ up: $(VENV)/.runtime  ## Envoy, the service and three simulated engines in this 
 	@$(BIN)/llmgw up $(if $(CONFIG),--config $(CONFIG)) $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/.dev  ## all tests, real Envoy included
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -q --ignore=tests/cases
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -q --ignore=tests/cases --ignore=$(H2SPEC)
 
 check: $(VENV)/.dev  ## formatting, lint, strict types, import rules
 	@$(BIN)/ruff format --check .
@@ -69,7 +71,10 @@ format: $(VENV)/.dev  ## format the code and mend what ruff can mend
 
 test-compiled: $(COMPILED)/.installed  ## the unit tests of what can be compiled, compiled
 	@$(IN_COMPILED) -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile -m 'not interpreted' \
-	  tests/routing tests/exchange tests/serve
+	  --ignore=$(H2SPEC) tests/routing tests/exchange tests/serve
+
+h2spec: $(VENV)/.dev  ## the HTTP/2 conformance suite h2spec against our HTTP/2; builds it with go
+	@$(BIN)/python -m pytest -q $(H2SPEC)
 
 coverage: $(VENV)/.dev  ## branch coverage of the core rooms, at least 95 %
 	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/routing tests/exchange tests/engines \

@@ -43,7 +43,6 @@ class Transport(StrEnum):
     GRPCIO = "grpcio"
 
 
-DEFAULT_TRANSPORT: Final = Transport.GRPCIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Service:
     (a container's name, say). `http_address` serves /healthz, /ready and /metrics.
     """
 
-    transport: Transport = DEFAULT_TRANSPORT
+    transport: Transport = Transport.FASTLANE
     address: str = "127.0.0.1:9002"
     envoy_address: str | None = None
     http_address: str = "127.0.0.1:9090"

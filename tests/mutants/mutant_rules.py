@@ -474,7 +474,7 @@ RULES: Final = (
     Rule(
         "what was sent on counts at once",
         43,
-        "cases/test_case_43_a_burst_is_spread.py::test_idle_engines",
+        "cases/test_case_43_a_burst_is_spread.py::test_one_burst_after_the_other",
         (
             Edit(
                 "routing/rows.py",
