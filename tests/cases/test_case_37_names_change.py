@@ -218,9 +218,9 @@ async def test_every_version(world: World) -> None:
             for number, (name, numbers) in enumerate(VERSIONS.items())
         }
     )
-    shown = await world.page()
     for number in range(len(VERSIONS)):
-        assert known(shown, UNREADABLE, f"v{number}") == 0
+        # On a busy machine a page may come too late; the next one counts as well.
+        await until_known(world, UNREADABLE, f"v{number}", 0)
 
 
 async def test_every_way_of_writing(world: World) -> None:

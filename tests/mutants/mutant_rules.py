@@ -124,7 +124,11 @@ RULES: Final = (
         6,
         "cases/test_case_06_one_limit_for_all.py::test_a_body_up_to_the_limit"
         "[Reader.SERVICE-Framing.LENGTH-8000000]",
-        _one("serve/grpcio.py", '("grpc.max_receive_message_length", limit),', ""),
+        _one(
+            "serve/fastlane/transport.py",
+            "message_limit_bytes=settings.body_limit_bytes + _MESSAGE_MARGIN_BYTES",
+            "message_limit_bytes=4 * 1024 * 1024",
+        ),
     ),
     Rule(
         "trailers are asked for with the body",
@@ -475,13 +479,12 @@ RULES: Final = (
         "what was sent on counts at once",
         43,
         "cases/test_case_43_a_burst_is_spread.py::test_one_burst_after_the_other",
-        (
-            Edit(
-                "routing/rows.py",
-                "n = scorers.requests(row.inflight, row.inflight_tokens)",
-                "n = 0.0",
-            ),
-            Edit("routing/rows.py", "row.running_capacity, row.own)", "row.running_capacity, 0)"),
+        _one(
+            "routing/live.py",
+            "        self.last_used = now\n"
+            "        for dirty, position in self.watchers:\n"
+            "            dirty.add(position)\n",
+            "        self.last_used = now\n",
         ),
     ),
     Rule(
