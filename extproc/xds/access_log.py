@@ -56,7 +56,7 @@ def _log(name: str, condition: Tree) -> Tree:
                 "additional_response_headers_to_log": [headers.RETRY_AFTER],
             },
         ),
-        "filter": {"and_filter": {"filters": [_DECIDED, condition]}},
+        "filter": {"and_filter": {"filters": [condition, _DECIDED]}},
     }
 
 

@@ -15,6 +15,7 @@ from extproc.xds.routes import (
     EXT_PROC_FILTER,
     LARGE_BODY_FILTER,
     LARGE_MODEL_FILTER,
+    MODEL_FILTER,
     restricted_clients,
 )
 from extproc.xds.tree import Json, Tree, extension, plain, seconds
@@ -99,27 +100,17 @@ def _body_rules() -> Tree:
 
 
 def _model_header(config: Config, name: str) -> Tree:
-    """Copies the body's model into the first model header, so that a pool's route is found."""
+    """Copies the body's model into the first model header, so that a pool's route is found.
+
+    Off but on the routes whose bodies are read.
+    """
     model = f"%DYNAMIC_METADATA({_NAMED_NAMESPACE}:{BodyField.MODEL})%"
-    return extension(
-        name,
-        _HEADER_MUTATION,
-        {
-            "mutations": {
-                "request_mutations": [
-                    {
-                        "append": {
-                            "header": {
-                                "key": config.headers.model[0],
-                                "value": model,
-                            },
-                            "append_action": "ADD_IF_ABSENT",
-                        }
-                    }
-                ]
-            }
-        },
-    )
+    copied: Tree = {
+        "header": {"key": config.headers.model[0], "value": model},
+        "append_action": "ADD_IF_ABSENT",
+    }
+    mutation: Tree = {"mutations": {"request_mutations": [{"append": copied}]}}
+    return {**extension(name, _HEADER_MUTATION, mutation), "disabled": True}
 
 
 def _fresh_route() -> Tree:
@@ -214,10 +205,10 @@ def http_filters(config: Config, steering: Steering) -> list[Json]:
     filters += [
         whole_bodies(config),
         _body_filter(),
-        _model_header(config, "llmgw.model-header"),
+        _model_header(config, MODEL_FILTER),
         _ext_proc(config, steering),
         _large_body_filter(),
-        {**_model_header(config, LARGE_MODEL_FILTER), "disabled": True},
+        _model_header(config, LARGE_MODEL_FILTER),
         _router(config),
     ]
     return filters

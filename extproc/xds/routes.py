@@ -1,6 +1,6 @@
 """Which requests Envoy lets through, and where each goes while the service says nothing.
 
-The order of the routes is the policy: a wrong method, what the service steers itself, bodies that
+The order of the routes is the policy: what the service steers itself, a wrong method, bodies that
 are to be read for their model, restricted requests, models with a pool, the rest of the listed
 paths, everything else. A restricted route is closed by a cluster without hosts and not by failing
 closed, which would cut streams that are running when the service ends.
@@ -25,6 +25,7 @@ from extproc.xds.tree import Tree, extension, header_options, seconds, typed
 
 # Names of the HTTP filters that routes switch on and off.
 BODY_FILTER: Final = "llmgw.model-from-body"
+MODEL_FILTER: Final = "llmgw.model-header"
 LARGE_BODY_FILTER: Final = "llmgw.model-from-large-body"
 LARGE_MODEL_FILTER: Final = "llmgw.model-header-of-large-body"
 EXT_PROC_FILTER: Final = "llmgw.ext-proc"
@@ -278,10 +279,11 @@ def virtual_host(config: Config, steering: Steering) -> Tree:
             **OTHER_HOST,
         },
         "routes": [
+            # What is steered has passed the others before, and no client can send the header.
+            _steered(steering, inference, closed),
             *_misused(),
             _route("own", _paths(own), [], closed),
             _route("options", inference, [_equals(_METHOD, "OPTIONS")], closed),
-            _steered(steering, inference, closed),
             _route(
                 "model-from-large-body",
                 json_paths,
@@ -289,7 +291,13 @@ def virtual_host(config: Config, steering: Steering) -> Tree:
                 closed,
                 filters=(LARGE_BODY_FILTER, LARGE_MODEL_FILTER),
             ),
-            _route("model-from-body", json_paths, unread, closed, filters=(BODY_FILTER,)),
+            _route(
+                "model-from-body",
+                json_paths,
+                unread,
+                closed,
+                filters=(BODY_FILTER, MODEL_FILTER),
+            ),
             *_restricted(config, inference, closed),
             *_models(config, steering, inference),
             _route("closed", inference, [], closed),

@@ -59,10 +59,10 @@ def test_the_order_of_the_routes_is_the_policy() -> None:
     names = [str(route["name"]) for route in routes(config(ENGINE))]
     refusing = [name for name in names if name.startswith(("method-", "no-upgrade-"))]
     assert names == [
+        "steered",
         *refusing,
         "own",
         "options",
-        "steered",
         "model-from-large-body",
         "model-from-body",
         "restricted-hop",
