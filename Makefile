@@ -87,8 +87,8 @@ coverage: $(VENV)/.dev  ## branch coverage of the core rooms, at least 95 %
 cases: $(VENV)/.dev  ## one test file per case against real Envoy, with a table (SLOW=1: streams of minutes too)
 	@SLOW=$(SLOW) $(BIN)/python tests/cases/run.py -n $(PYTEST_WORKERS)
 
-mutants: $(VENV)/.dev  ## break one rule of the product at a time and see its case fail (ONLY=word: some of them)
-	@$(BIN)/python tests/mutants/run_mutants.py --workers $(PYTEST_WORKERS) $(ONLY)
+mutants: $(VENV)/.dev  ## break one rule of the product at a time and see its case fail (ONLY=word: some of them; PASSED=1: quicker)
+	@$(BIN)/python tests/mutants/run_mutants.py --workers $(PYTEST_WORKERS) $(if $(PASSED),--passed) $(ONLY)
 
 smoke: $(VENV)/.dev  ## 200 mixed SDK requests through the whole stack; FAULT=500: one engine is broken
 	@$(BIN)/python -m extproc.lab.smoke $(if $(FAULT),--fault $(FAULT))

@@ -30,6 +30,7 @@ def verdict(account: Account) -> Verdict:
         service=steady,
         envoy=steady,
         spread={"a": 150, "b": 150},
+        alike=frozenset("ab"),
     )
 
 
@@ -90,6 +91,8 @@ def test_whatever_is_left_over_is_bad() -> None:
     assert not replace(good, streams=1).is_good
     assert not replace(good, defects={"llmgw_exchange_errors_total": 1}).is_good
     assert not replace(good, spread={"a": 290, "b": 10}).is_good
+    assert not replace(good, spread={"a": 150, "b": 150, "c": 0}).is_good
+    assert replace(good, spread={"a": 150, "b": 150, "c": 20}).is_good
     account.add(result(Ask.IN_BODY, 500, "internal"), [])
     assert not good.is_good
     assert UNEXPLAINED in good.table()

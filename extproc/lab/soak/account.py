@@ -122,12 +122,19 @@ class Verdict:
     service: Memory
     envoy: Memory
     spread: Mapping[str, int]
+    alike: frozenset[str]
 
     @property
     def is_even(self) -> bool:
-        """Whether the last requests were spread evenly: a leaked count would keep some away."""
-        share = sum(self.spread.values()) / max(1, len(self.spread))
-        return all(0.6 * share <= number <= 1.4 * share for number in self.spread.values())
+        """Whether the last requests were spread evenly: a leaked count would keep some away.
+
+        Evenly over the engines that are `alike`. Another has numbers of its own, which may speak
+        against it; it must have got some.
+        """
+        alike = [number for name, number in self.spread.items() if name in self.alike]
+        share = sum(alike) / max(1, len(alike))
+        are_even = all(0.6 * share <= number <= 1.4 * share for number in alike)
+        return are_even and all(self.spread.values())
 
     @property
     def left_over(self) -> int:

@@ -93,6 +93,7 @@ class Course:
             self._service_memory(),
             Memory(_warm(progress.envoy, 0, self._settings.requests)),
             spread,
+            frozenset(canned.name for canned in self._gateway.canned),
         )
 
     # Asking.
