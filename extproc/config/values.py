@@ -43,8 +43,6 @@ class Transport(StrEnum):
     GRPCIO = "grpcio"
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Where Envoy listens, and its limits.
