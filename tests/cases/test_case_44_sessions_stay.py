@@ -31,7 +31,7 @@ CONFIG = (
 COUNT = 200
 # Of those that ought to stay, so many may have moved: what is still counted from the request
 # before may have outweighed the ring's order, and the probe of a breaker is anybody's.
-FEW = COUNT // 50
+FEW = COUNT // 25
 
 Places = Mapping[str, str]
 
