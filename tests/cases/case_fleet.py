@@ -212,20 +212,23 @@ async def each(stories: Mapping[str, Coroutine[None, None, None]]) -> None:
             group.create_task(tell(name, story))
 
 
+async def started_anew(world: World) -> None:
+    """The service is another process, which remembers no session, breaker or slow start."""
+    await world.stack.service.kill()
+    await world.stack.start_service()
+    world.booked = await world.page()
+
+
 @asynccontextmanager
 async def reconfigured(world: World, changed: Callable[[str], str]) -> AsyncIterator[None]:
     """The service runs on another text meanwhile, Envoy as it was; both begin and end anew."""
     file = Path(world.stack.config.file)
     text = file.read_text()
 
-    async def restart(with_text: str) -> None:
-        await world.stack.service.kill()
-        file.write_text(with_text)
-        await world.stack.start_service()
-        world.booked = await world.page()
-
-    await restart(changed(text))
+    file.write_text(changed(text))
+    await started_anew(world)
     try:
         yield
     finally:
-        await restart(text)
+        file.write_text(text)
+        await started_anew(world)
