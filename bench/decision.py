@@ -14,15 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from time import perf_counter_ns
 from typing import Final
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from extproc.routing.endpoint import Info, Stats, Url
 from extproc.routing.live import Grant

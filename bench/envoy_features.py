@@ -1,4 +1,4 @@
-"""What each feature of the rendered configuration costs Envoy, in CPU per request.
+"""What each feature of the rendered configuration costs, in CPU per request.
 
 Every variant leaves one feature out of the full configuration and shares the service and the nginx
 upstream with it; the difference to the full one is the feature's cost. ROUNDS and SECONDS change
@@ -8,21 +8,20 @@ the run; JSON=1 prints one JSON object last.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import load
 import yaml
-from rounds import measure
+from rounds import JsonRow, Row, finish, in_turns, measure, summed_up
 from subjects import ENDPOINTS, Subject, config_file
 
+from extproc.config.values import Transport
 from extproc.lab.envoy import find_envoy
 from extproc.lab.processes import Child, free_port
 from extproc.lab.stack import Stack
@@ -120,7 +119,9 @@ async def main() -> None:
     async with AsyncExitStack() as exits:
         folder = Path(exits.enter_context(TemporaryDirectory(prefix="llmgw-bench-")))
         exits.enter_context(load.nginx(upstream))
-        file = config_file(folder, [f"127.0.0.1:{upstream}"] * ENDPOINTS)
+        file = config_file(
+            folder, [f"127.0.0.1:{upstream}"] * ENDPOINTS, transport=Transport.FASTLANE
+        )
         stack = await exits.enter_async_context(Stack(file, port=0, concurrency=1))
         full = yaml.safe_load(render(stack.config))
         variants: list[Subject] = []
@@ -137,27 +138,27 @@ async def main() -> None:
             child = Child(name, [str(find_envoy()), "-c", str(path), *options])
             await child.start()
             exits.push_async_callback(child.stop)
-            variants.append(Subject(name, f"http://127.0.0.1:{port}", {"envoy": child.pid}))
+            pids = {"envoy": child.pid, "service": stack.service.pid}
+            variants.append(Subject(name, f"http://127.0.0.1:{port}", pids))
         await asyncio.sleep(3)
-        used: dict[str, list[float]] = {subject.name: [] for subject in variants}
-        for number in range(rounds + 1):
-            for subject in variants:
-                row = await asyncio.to_thread(
-                    measure, subject, CONNECTIONS, seconds if number else 1
-                )
-                if number:
-                    used[subject.name].append(row.cpu_us["envoy"])
-    _show({name: median(values) for name, values in used.items()})
+
+        def once(subject: Subject, number: int) -> Row:
+            return measure(subject, CONNECTIONS, seconds if number else 1)
+
+        found = await in_turns(variants, rounds, f"{CONNECTIONS} connections", once)
+    _show([summed_up(name, CONNECTIONS, rows) for name, rows in found.items()])
 
 
-def _show(medians: dict[str, float]) -> None:
-    whole = medians["full"]
-    print(f"{'Envoy, us per request':28}{'median':>8}{'saves':>8}")
-    for name, value in medians.items():
-        print(f"{name:28}{value:>8.1f}{whole - value:>8.1f}")
-    if os.environ.get("JSON"):
-        rows = [{"name": name, "envoy_us": round(value, 1)} for name, value in medians.items()]
-        print(json.dumps({"rows": rows}))
+def _show(rows: list[JsonRow]) -> None:
+    used = {str(row["name"]): cast("dict[str, float]", row["cpu_us"]) for row in rows}
+    whole = used["full"]
+    print(f"{'us per request':24}{'Envoy':>8}{'service':>9}{'total':>8}{'saves':>8}")
+    for name, cpu_us in used.items():
+        saves = whole["total"] - cpu_us["total"]
+        print(
+            f"{name:24}{cpu_us['envoy']:>8}{cpu_us['service']:>9}{cpu_us['total']:>8}{saves:>8.1f}"
+        )
+    finish({"rows": rows})
 
 
 if __name__ == "__main__":

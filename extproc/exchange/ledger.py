@@ -112,8 +112,9 @@ class Flight:
 class Ledger:
     """Books the outcome of every attempt once.
 
-    `tick` must be called a few times a second; nothing else needs a timer. `on_ended` is told of
-    every request that is over, in the same call, but for those that Envoy sent on by itself.
+    `tick` must be called a few times a second, for when no request ends; nothing else needs a
+    timer. `on_ended` is told of every request that is over, in the same call, but for those that
+    Envoy sent on by itself.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class Ledger:
         flight.answered = final
         flight.status = message.status
         self._observer.answered(flight.model, now - flight.started)
-        retry_after = _header(message, "retry-after")
+        retry_after = message.retry_after
         outcome = classify(message.status, message.flags, message.details, retry_after)
         if message.flags & _NO_HOST and not message.cluster:
             # A cluster that Envoy does not know, on any attempt but the first.
@@ -191,6 +192,8 @@ class Ledger:
         self._due.append((now + GRACE_SECONDS, _Due.CLOSE, flight.holder, flight))
         if self._on_ended is not None:
             self._on_ended(flight, now)
+        # One by one as they come due, or a tick would find thousands and hold up everybody.
+        self.tick(now)
 
     def logged(self, entry: LogEntry, now: float) -> None:
         """What Envoy's access log says of an attempt or a request is booked, once.
@@ -381,11 +384,3 @@ def _failing(flight: Flight, cluster: str) -> int | None:
         return None
     count = len(flight.clusters) if flight.answered is None else flight.answered + 1
     return next((i for i in range(count) if not flight.charged >> i & 1), None)
-
-
-def _header(message: ResponseHeaders, name: str) -> str | None:
-    """The first value of a response header, None without one."""
-    for key, value in message.headers:
-        if key == name:
-            return value.decode("latin-1")
-    return None

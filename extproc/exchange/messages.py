@@ -76,12 +76,13 @@ class RequestTrailers(Struct, frozen=True):
 class ResponseHeaders(Struct, frozen=True):
     """The answer's headers have arrived at Envoy, or Envoy made the answer itself.
 
-    `flags` is Envoy's response flag bit mask, `details` its response code details, `cluster` the
-    final attempt's cluster ("" when there was none), `attempts` how many attempts were made.
+    `retry_after` is that header's first value, None without one; `flags` Envoy's response flag bit
+    mask, `details` its response code details, `cluster` the final attempt's cluster ("" when there
+    was none), `attempts` how many attempts were made.
     """
 
     status: int
-    headers: Headers = ()
+    retry_after: str | None = None
     end_of_stream: bool = False
     flags: int = 0
     details: str = ""

@@ -25,46 +25,81 @@ _FEW_SLOW: Final = 16
 
 
 def leaders(
-    table: Table, group: Group, bonuses: Sequence[Bonus], count: int, random: Random
+    table: Table,
+    groups: Sequence[Group],
+    bonuses: Sequence[Bonus],
+    count: int,
+    random: Random,
 ) -> list[int]:
-    """The `count` best by score where all candidates stand in one group, ties drawn one by one.
+    """The `count` best by score where all candidates stand in groups, ties drawn one by one.
 
-    It is what a `Ranking` finds, in fewer steps: the keys are walked down, with the session's
-    targets put in where their bonus takes them.
+    It is what a `Ranking` finds, in fewer steps, of candidates that can all stand in for each
+    other: each group's keys are walked down, with the session's targets put in where their bonus
+    takes them. The groups' offsets must be right if there are several.
     """
-    keys = group.keys
-    levels = [((table.keys[place] >> POSITION_BITS) + bonus, place) for place, bonus in bonuses]
+    levels = [(_level(table, place) + bonus, place) for place, bonus in bonuses]
     levels.sort(reverse=True)
     first = bonuses[0][0] if bonuses else -1
     second = bonuses[1][0] if len(bonuses) > 1 else -1
+    ends = [len(group.keys) for group in groups]
+    scores = [_score(group, end) for group, end in zip(groups, ends, strict=True)]
     found: list[int] = []
-    end = len(keys)
-    score = keys[-1] >> POSITION_BITS
-    while len(found) < count and (end or levels):
-        best = levels[0][0] if levels else -1
-        if score > best:
-            below = keys[end - 2] >> POSITION_BITS if end > 1 else -1
-            if below != score:
-                end -= 1
-                score = below
-                position = keys[end] & POSITION_MASK
+    while len(found) < count:
+        best = max(scores)
+        if levels and levels[0][0] >= best:
+            if levels[0][0] > best and (len(levels) == 1 or levels[1][0] != levels[0][0]):
+                found.append(levels.pop(0)[1])
+                continue
+            best = levels[0][0]
+        elif best < 0:
+            break
+        else:
+            index = scores.index(best)
+            end = ends[index]
+            below = _score(groups[index], end - 1)
+            if below != best and scores.count(best) == 1:
+                ends[index] = end - 1
+                scores[index] = below
+                position = groups[index].keys[end - 1] & POSITION_MASK
                 if position != first and position != second:  # noqa: PLR1714 - a set takes longer
                     found.append(position)
                 continue
-        elif score < best and (len(levels) == 1 or levels[1][0] != best):
-            found.append(levels.pop(0)[1])
-            continue
-        begin = end
-        if score >= best:
-            best = score
-            begin = bisect_left(keys, score << POSITION_BITS, 0, end)
         tied = sorted(position for level, position in levels if level == best)
         del levels[: len(tied)]
-        holes = _places([table.keys[position] for position, _ in bonuses], keys, begin, end)
-        found += _drawn(keys, (begin, end), holes, tied, random, count - len(found))
-        end = begin
-        score = keys[end - 1] >> POSITION_BITS if end else -1
+        runs: list[Run] = []
+        for index, group in enumerate(groups):
+            if scores[index] == best:
+                begin = bisect_left(
+                    group.keys, (best - group.offset) << POSITION_BITS, 0, ends[index]
+                )
+                wanted = [table.keys[position] for position, _ in bonuses]
+                runs.append(_run(group.keys, begin, ends[index], wanted))
+                ends[index] = begin
+                scores[index] = _score(group, begin)
+        while len(found) < count and (position := _drawn(runs, tied, random)) >= 0:
+            found.append(position)
     return found
+
+
+def _level(table: Table, position: int) -> int:
+    """The score of a candidate that stands in a group, without its bonus."""
+    group = table.groups[position]
+    return (table.keys[position] >> POSITION_BITS) + (0 if group is None else group.offset)
+
+
+def _score(group: Group, end: int) -> int:
+    """The score of the last of the group's first `end` candidates; -1 where `end` is 0."""
+    return (group.keys[end - 1] >> POSITION_BITS) + group.offset if end else -1
+
+
+Run = tuple[list[int], int, list[int], int]
+"""Equals in one group: its keys, the first one's place, the places left out, how many are left."""
+
+
+def _run(keys: list[int], begin: int, end: int, hidden: Iterable[int]) -> Run:
+    """The equals from `begin` to `end` but those whose keys are hidden."""
+    holes = _places(hidden, keys, begin, end)
+    return keys, begin, holes, end - begin - len(holes)
 
 
 def _places(wanted: Iterable[int], keys: list[int], begin: int, end: int) -> list[int]:
@@ -78,29 +113,25 @@ def _places(wanted: Iterable[int], keys: list[int], begin: int, end: int) -> lis
     return places
 
 
-def _drawn(  # noqa: PLR0917 - one call, with names that say what they are
-    keys: list[int],
-    run: tuple[int, int],
-    holes: list[int],
-    tied: list[int],
-    random: Random,
-    count: int,
-) -> list[int]:
-    """At most `count` positions, drawn one by one from the run's but its holes and from `tied`."""
-    begin, end = run
-    left = end - begin - len(holes)
-    found: list[int] = []
-    while len(found) < count and left + len(tied):
-        total = left + len(tied)
-        number = int(random.random() * total) if total > 1 else 0
-        if number >= left:
-            found.append(tied.pop(number - left))
-            continue
-        place = _passed(begin + number, holes)
-        insort(holes, place)
-        found.append(keys[place] & POSITION_MASK)
-        left -= 1
-    return found
+def _drawn(runs: list[Run], others: list[int], random: Random) -> int:
+    """One of the tied, which is then not among them: those of each run by position, then others.
+
+    -1 where there is none left.
+    """
+    total = len(others)
+    for run in runs:
+        total += run[3]
+    if not total:
+        return -1
+    number = int(random.random() * total) if total > 1 else 0
+    for index, (keys, begin, holes, left) in enumerate(runs):
+        if number < left:
+            place = _passed(begin + number, holes)
+            insort(holes, place)
+            runs[index] = (keys, begin, holes, left - 1)
+            return keys[place] & POSITION_MASK
+        number -= left
+    return others.pop(number)
 
 
 def _passed(place: int, holes: list[int]) -> int:
@@ -197,7 +228,12 @@ class Ranking:
                     return key & POSITION_MASK
         elif not runs and len(equals) == 1:
             return equals[0]
-        return self._drawn(runs, sorted(equals))
+        wanted = [self._table.keys[position] for position in self._hidden]
+        tied: list[Run] = []
+        for keys, last in runs:
+            floor = keys[last] >> POSITION_BITS << POSITION_BITS
+            tied.append(_run(keys, bisect_left(keys, floor, 0, last + 1), last + 1, wanted))
+        return _drawn(tied, sorted(equals), self._random)
 
     def _best_elsewhere(self, level: int) -> tuple[int, list[int]]:
         """The highest score outside the groups and who has it; `level` and nobody if below that."""
@@ -236,25 +272,6 @@ class Ranking:
             elif score == top:
                 runs.append((keys, last))
         return top, runs
-
-    def _drawn(self, runs: list[tuple[list[int], int]], equals: list[int]) -> int:
-        """One of the tied: those of each run in order of position, then the equals."""
-        table_keys = self._table.keys
-        stretches: list[tuple[list[int], int, int, list[int]]] = []
-        total = len(equals)
-        for keys, last in runs:
-            first = bisect_left(keys, keys[last] >> POSITION_BITS << POSITION_BITS, 0, last + 1)
-            wanted = [table_keys[position] for position in self._hidden]
-            holes = _places(wanted, keys, first, last + 1)
-            count = last + 1 - first - len(holes)
-            total += count
-            stretches.append((keys, first, count, holes))
-        number = int(self._random.random() * total) if total > 1 else 0
-        for keys, first, count, holes in stretches:
-            if number < count:
-                return keys[_passed(first + number, holes)] & POSITION_MASK
-            number -= count
-        return equals[number]
 
     def behind(self, chosen: int, count: int) -> list[int]:
         """The chosen one and, by score, at most `count` others that can stand in for it.

@@ -146,9 +146,17 @@ class Scheduler:
                 last = self._sessions.last(query.session, now)
                 bonuses = affinity.bonuses(table, pool, query.session, last, self._tables.ring)
             others = max(0, query.max_attempts - 1)
-            is_one_list = len(pool.groups) == 1 and not pool.slow
-            if is_one_list and table.is_max_score and probe is None and not refused:
-                positions = leaders(table, pool.groups[0], bonuses, others + 1, random)
+            groups = pool.groups
+            if (
+                table.is_max_score
+                and probe is None
+                and not refused
+                and not pool.slow
+                and (len(groups) == 1 or not table.has_classes)
+            ):
+                if len(groups) > 1:
+                    pool.set_offsets(table.scale.weights)
+                positions = leaders(table, groups, bonuses, others + 1, random)
             else:
                 ranking = Ranking(table, pool, bonuses, refused=refused, now=now, random=random)
                 chosen = probe

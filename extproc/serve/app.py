@@ -24,6 +24,7 @@ from extproc.exchange.openai import refuse
 from extproc.serve import lifecycle
 from extproc.serve.access_log import AccessLogStream
 from extproc.serve.assembly import Core, assemble
+from extproc.serve.collection import rarely_collect
 from extproc.serve.ext_proc_stream import ExtProcStream, StreamTools
 from extproc.serve.fastlane.transport import FastlaneSettings, FastlaneTransport
 from extproc.serve.grpcio import GrpcSettings, GrpcTransport
@@ -197,6 +198,7 @@ def run(config: Config, *, has_request_log: bool) -> int:
     """The service has run until a signal ended it; the exit status."""
     configure(sys.stderr, level=logging.INFO, log_format=LogFormat.TEXT)
     app = App(config, write_request=_say if has_request_log else None)
+    rarely_collect()
     try:
         uvloop.run(app.serve())
     except AddressUnavailable as error:

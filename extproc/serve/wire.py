@@ -125,7 +125,6 @@ def _request_headers(request: ProcessingRequest) -> RequestHeaders:
 
 def _response_headers(request: ProcessingRequest) -> ResponseHeaders:
     """The answer's headers, joined with what the attributes say of it."""
-    sent = _headers(request.response_headers.headers)
     status = flags = attempts = 0
     details = cluster = ""
     for space in request.attributes.values():
@@ -136,12 +135,14 @@ def _response_headers(request: ProcessingRequest) -> ResponseHeaders:
             details = _text(value)
         if (value := fields.get("xds.cluster_name")) is not None:
             cluster = _text(value)
-    for name, text in sent:
+    retry_after: str | None = None
+    for name, text in _headers(request.response_headers.headers):
         if name == ":status" and text.isdigit() and len(text) <= 3:
             status = int(text)
-    return ResponseHeaders(
-        status, sent, request.response_headers.end_of_stream, flags, details, cluster, attempts
-    )
+        elif name == "retry-after" and retry_after is None:
+            retry_after = text.decode("latin-1")
+    ends = request.response_headers.end_of_stream
+    return ResponseHeaders(status, retry_after, ends, flags, details, cluster, attempts)
 
 
 def _count(value: Value | None, otherwise: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import Final
 
 from extproc import clusters, headers
@@ -18,6 +19,7 @@ from extproc.xds.routes import (
     MODEL_FILTER,
     restricted_clients,
 )
+from extproc.xds.service_cluster import may_be_several
 from extproc.xds.tree import Json, Tree, extension, plain, seconds
 from extproc.xds.whole_bodies import unless_present, whole_bodies
 
@@ -27,8 +29,6 @@ _HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.Head
 # Where the body's model is kept for the model header: only when the body has one, whereas the
 # namespace that the service reads says in every other case what was wrong.
 _NAMED_NAMESPACE: Final = "llmgw.named"
-
-# Where a filter before ours may say which endpoints a request is limited to.
 
 # What the exchange reads; nothing else leaves Envoy, and above all no key does.
 _READ_FROM_REQUESTS: Final = (
@@ -131,6 +131,21 @@ def _fresh_route() -> Tree:
     )
 
 
+# Only where there may be another: what could be retried costs Envoy a tenth of all that a request
+# does, and a process that is gone will not be back within the back-off.
+_ANOTHER_PROCESS: Final[Tree] = MappingProxyType(
+    {
+        "retry_policy": {
+            # The last two are what a service says that has just begun to end.
+            "retry_on": "connect-failure,refused-stream,reset,unavailable,cancelled",
+            "num_retries": 2,
+            "retry_back_off": {"base_interval": "0.002s", "max_interval": "0.01s"},
+            **OTHER_HOST,
+        }
+    }
+)
+
+
 def _ext_proc(config: Config, steering: Steering) -> Tree:
     read = [*_READ_FROM_REQUESTS, *config.headers.model, *config.headers.session]
     allowed = sorted(map(re.escape, {*read, *_READ_FROM_RESPONSES}))
@@ -150,13 +165,7 @@ def _ext_proc(config: Config, steering: Steering) -> Tree:
         {
             "grpc_service": {
                 "envoy_grpc": {"cluster_name": clusters.EXT_PROC, "skip_envoy_headers": True},
-                "retry_policy": {
-                    # The last two are what a service says that has just begun to end.
-                    "retry_on": "connect-failure,refused-stream,reset,unavailable,cancelled",
-                    "num_retries": 2,
-                    "retry_back_off": {"base_interval": "0.002s", "max_interval": "0.01s"},
-                    **OTHER_HOST,
-                },
+                **(_ANOTHER_PROCESS if may_be_several(config.service) else {}),
             },
             "processing_mode": {
                 "request_header_mode": "SEND",

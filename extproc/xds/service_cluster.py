@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from extproc.config.grammar import is_ip
 from extproc.config.values import Service
 from extproc.xds.connect import LIMITS, PROTOCOL_OPTIONS, discovery, tls_socket
 from extproc.xds.tree import Tree, address, typed
 
 _UNIX = "unix:"
+
+
+def may_be_several(service: Service) -> bool:
+    """Whether a request that one process fails can go to another: the address is a name."""
+    dialled = service.envoy_address or service.address
+    return not dialled.startswith(_UNIX) and not is_ip(_split(dialled)[0])
 
 
 def service_cluster(name: str, service: Service) -> Tree:
@@ -17,9 +24,8 @@ def service_cluster(name: str, service: Service) -> Tree:
         where: Tree = {"pipe": {"path": dialled.removeprefix(_UNIX)}}
         found: Tree = {"type": "STATIC"}
     else:
-        host, _, port = dialled.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        where = address(host, int(port))
+        host, port = _split(dialled)
+        where = address(host, port)
         found = discovery([host])
     socket = (
         {"transport_socket": tls_socket(service.tls, host, alpn="h2")}
@@ -46,3 +52,9 @@ def service_cluster(name: str, service: Service) -> Tree:
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": where}}]}],
         },
     }
+
+
+def _split(dialled: str) -> tuple[str, int]:
+    """Host, without brackets, and port."""
+    host, _, port = dialled.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -33,6 +33,19 @@ def test_a_clean_answer_is_a_success_only_after_the_grace(world: World) -> None:
     assert len(world.core.ledger) == 0
 
 
+def test_what_is_due_is_booked_as_others_end(world: World) -> None:
+    """No tick has to find the verdicts of all requests since the last one."""
+    exchange, steer = world.route()
+    world.respond(exchange)
+    exchange.end(world.now)
+    other, _ = world.route()
+    world.respond(other)
+    world.now += GRACE_SECONDS
+    other.end(world.now)
+    assert world.told.attempts == [(names(steer)[0], Outcome.SUCCESS)]
+    assert len(world.core.ledger) == 1
+
+
 def test_a_stream_cut_by_the_engine_is_one_failure_and_no_success(world: World) -> None:
     """Both logs tell of the cut, and it counts once."""
     exchange, steer = world.route()

@@ -18,7 +18,7 @@ from world import (
 
 from extproc.exchange.exchange import Exchange
 from extproc.exchange.ledger import GRACE_SECONDS, Flight
-from extproc.exchange.messages import RequestBody, ResponseHeaders, Steer
+from extproc.exchange.messages import RequestBody, Steer
 from extproc.exchange.outcome import Flag, Outcome
 from extproc.routing.endpoint import BreakerState
 
@@ -433,21 +433,6 @@ def test_a_redirect_is_no_evidence_against_others(world: World) -> None:
         world.later(0.01)
     assert live_of(world, "a").misconfigured > 5
     assert live_of(world, "a").demotion is None
-
-
-def test_another_header_is_no_retry_after(world: World) -> None:
-    """It is found among all others."""
-    exchange, steer = world.route()
-    answer = ResponseHeaders(
-        503, [("age", b"40"), ("retry-after", b"7")], False, 0, "via_upstream", "", 1
-    )
-    exchange.receive(answer, world.now)
-    live = live_of(world, names(steer)[0])
-    assert live.backpressure_until == pytest.approx(world.now + 7)
-    exchange, steer = world.route()
-    answer = ResponseHeaders(503, [("age", b"40")], False, 0, "via_upstream", "", 1)
-    exchange.receive(answer, world.now)
-    assert world.attempts_of(names(steer)[0]) == [Outcome.FAILURE]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 413, 422, 429])

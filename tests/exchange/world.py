@@ -122,8 +122,7 @@ class World:
         cluster: str = "",
     ) -> None:
         """Envoy reports the answer."""
-        pairs = [] if retry_after is None else [("retry-after", retry_after.encode())]
-        message = ResponseHeaders(status, pairs, False, flags, details, cluster, attempts)
+        message = ResponseHeaders(status, retry_after, False, flags, details, cluster, attempts)
         assert exchange.receive(message, self.now) == Continue(Phase.RESPONSE_HEADERS)
 
     def attempts_of(self, endpoint: str) -> list[Outcome]:

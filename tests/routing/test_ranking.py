@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.routing.endpoint import Stats
-from extproc.routing.pool import POSITION_BITS
 from extproc.routing.ranking import Ranking, leaders
 from extproc.routing.table import Table
 
@@ -32,11 +31,11 @@ def ranking_of(
     return Ranking(table, pool, bonuses, refused=refused, now=now, random=random or Random(1))
 
 
-def loaded(*counts: int) -> Table:
-    """A table of engines with so many requests each."""
+def loaded(*counts: int, taught: int | None = None) -> Table:
+    """A table of engines with so many requests each, of which the first `taught` have a rate."""
     infos = [an_engine(f"e{number:02}") for number in range(len(counts))]
     fleet = Fleet(*infos)
-    fleet.teach(*(info.id for info in infos))
+    fleet.teach(*(info.id for info in infos[:taught]))
     for info, count in zip(infos, counts, strict=True):
         fleet.load(info.id, count)
     return fleet.table()
@@ -44,18 +43,24 @@ def loaded(*counts: int) -> Table:
 
 @given(
     counts=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    taught=st.none() | st.integers(0, 8),
     targets=st.lists(st.integers(0, 7), max_size=2, unique=True),
-    amounts=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    amounts=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     count=st.integers(1, 9),
-    seed=st.integers(0, 9),
 )
 @settings(deadline=None)
 def test_the_short_way_is_the_long_way(
-    counts: list[int], targets: list[int], amounts: tuple[int, int], count: int, seed: int
+    counts: list[int],
+    taught: int | None,
+    targets: list[int],
+    amounts: tuple[int, int],
+    count: int,
 ) -> None:
-    """Where all stand in one group, both find the same list with the same draws."""
-    table = loaded(*counts)
-    levels = sorted({key >> POSITION_BITS for key in table.keys})
+    """Where all stand in groups, both find the same list with the same draws."""
+    table = loaded(*counts, taught=taught)
+    pool = table.pools[0]
+    pool.set_offsets(table.scale.weights)
+    levels = sorted({ranking_of(table).score(position) for position in pool.usable})
     # Bonuses that lift a target just to another's level, so that ties come about.
     steps = [high - low for high in levels for low in levels if high >= low]
     bonuses = tuple(
@@ -63,8 +68,8 @@ def test_the_short_way_is_the_long_way(
         for target, amount in zip(targets, amounts, strict=False)
         if target < len(counts)
     )
-    short, long = Random(seed), Random(seed)
-    found = leaders(table, table.pools[0].groups[0], bonuses, count, short)
+    short, long = Random(count), Random(count)
+    found = leaders(table, pool.groups, bonuses, count, short)
     ranking = ranking_of(table, bonuses=bonuses, random=long)
     assert found == ranking.behind(ranking.best(), count - 1)
     assert short.getstate() == long.getstate()
@@ -79,7 +84,7 @@ def test_equals_are_drawn_evenly(way: str) -> None:
     places: list[Counter[int]] = [Counter(), Counter(), Counter()]
     for _ in range(4000):
         if way == "short":
-            found = leaders(table, table.pools[0].groups[0], (), 3, random)
+            found = leaders(table, table.pools[0].groups, (), 3, random)
         else:
             ranking = ranking_of(table, random=random)
             found = ranking.behind(ranking.best(), 2)
@@ -95,7 +100,7 @@ def test_one_best_draws_nothing() -> None:
     table = loaded(3, 1, 2)
     random = Random(5)
     state = random.getstate()
-    assert leaders(table, table.pools[0].groups[0], (), 3, random) == [1, 2, 0]
+    assert leaders(table, table.pools[0].groups, (), 3, random) == [1, 2, 0]
     assert ranking_of(table, random=random).best() == 1
     assert random.getstate() == state
 
@@ -104,7 +109,7 @@ def test_a_bonus_lifts_a_target() -> None:
     """The session's target comes first although another has less load, and only once."""
     table = loaded(0, 2, 4)
     bonuses = ((2, 2**29),)
-    assert leaders(table, table.pools[0].groups[0], bonuses, 3, Random(1)) == [2, 0, 1]
+    assert leaders(table, table.pools[0].groups, bonuses, 3, Random(1)) == [2, 0, 1]
 
 
 def test_the_refused_are_never_taken() -> None:
@@ -124,6 +129,18 @@ def test_only_those_that_can_stand_in_come_behind() -> None:
     table = fleet.table()
     assert ranking_of(table).behind(0, 3) == [0, 2]
     assert ranking_of(table).behind(1, 3) == [1, 3]
+
+
+def test_the_short_way_goes_through_several_groups() -> None:
+    """Busy engines without a rate stand in a group of their own, between the others."""
+    table = loaded(2, 0, 5, 1, 4, taught=2)
+    pool = table.pools[0]
+    pool.set_offsets(table.scale.weights)
+    assert len(pool.groups) == 2
+    found = leaders(table, pool.groups, (), 5, Random(1))
+    scores = [ranking_of(table).score(position) for position in found]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(found) == [0, 1, 2, 3, 4]
 
 
 def test_equals_in_several_groups_are_drawn_evenly() -> None:

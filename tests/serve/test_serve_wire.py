@@ -144,13 +144,24 @@ def test_an_answer_is_joined_with_its_attributes() -> None:
     fields["upstream.request_attempt_count"].number_value = 2
     assert answered(message) == ResponseHeaders(
         status=503,
-        headers=((":status", b"503"), ("retry-after", b"2")),
+        retry_after="2",
         end_of_stream=True,
         flags=32800,
         details="via_upstream",
         cluster="ep-a",
         attempts=2,
     )
+
+
+def test_the_first_retry_after_counts() -> None:
+    """It is found among all other headers, and one that is not UTF-8 is read as Latin-1."""
+    message = pb.ProcessingRequest()
+    message.response_headers.headers.CopyFrom(header_map((":status", b"503"), ("age", b"40")))
+    assert answered(message).retry_after is None
+    message.response_headers.headers.MergeFrom(
+        header_map(("retry-after", b"7\xe9"), ("retry-after", b"8"))
+    )
+    assert answered(message).retry_after == "7\xe9"
 
 
 def test_a_status_that_is_no_number_is_none() -> None:

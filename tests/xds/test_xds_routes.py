@@ -189,12 +189,29 @@ def test_a_large_body_is_left_to_the_service() -> None:
 
 def test_a_service_that_ends_is_left_for_another() -> None:
     """A stream that it refuses is tried again, and not with the same host where there are two."""
-    settings = filters(config(ENGINE))["llmgw.ext-proc"]["typed_config"]
-    assert isinstance(settings, dict)
-    policy = settings["grpc_service"]["retry_policy"]
+    policy = asked_at("llmgw:9002")["retry_policy"]
+    assert isinstance(policy, dict)
     assert {"connect-failure", "unavailable", "cancelled"} <= set(policy["retry_on"].split(","))
     assert "previous_hosts" in policy["retry_host_predicate"][0]["name"]
     assert policy["host_selection_retry_max_attempts"] > 1
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:/run/llmgw.sock", "127.0.0.1:9002", "10.0.0.7:9002", "[::1]:9002"]
+)
+def test_a_service_that_is_one_process_is_asked_once(address: str) -> None:
+    """There is nobody else to ask, and what could be asked again costs every request."""
+    assert "retry_policy" not in asked_at(address)
+
+
+def asked_at(address: str) -> Node:
+    """How the filter asks a service at this address."""
+    service = Service(address="0.0.0.0:9002", envoy_address=address)
+    settings = filters(replace(config(ENGINE), service=service))["llmgw.ext-proc"]["typed_config"]
+    assert isinstance(settings, dict)
+    asked = settings["grpc_service"]
+    assert isinstance(asked, dict)
+    return asked
 
 
 def forwarded(configuration: Config) -> re.Pattern[str]:
