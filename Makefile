@@ -74,7 +74,7 @@ test-compiled: $(COMPILED)/.installed  ## the unit tests of what can be compiled
 	  --ignore=$(H2SPEC) tests/routing tests/exchange tests/serve/fastlane \
 	  tests/serve/test_serve_ext_proc_stream.py tests/serve/test_serve_mutations.py \
 	  tests/serve/test_serve_protobuf.py tests/serve/test_serve_replies.py \
-	  tests/serve/test_serve_steering.py tests/serve/test_serve_wire.py
+	  tests/serve/test_serve_split.py tests/serve/test_serve_steering.py tests/serve/test_serve_wire.py
 
 h2spec: $(VENV)/.dev  ## the HTTP/2 conformance suite h2spec against our HTTP/2; builds it with go
 	@$(BIN)/python -m pytest -q $(H2SPEC)

@@ -23,6 +23,7 @@ from extproc.exchange.messages import (
 from extproc.serve.pb.base_pb2 import HeaderMap, Metadata, Value
 from extproc.serve.pb.ext_proc_pb2 import ProcessingRequest
 from extproc.serve.replies import GO_ON_RESPONSE_BODY
+from extproc.serve.split import Splitter
 
 # Envoy counts attempts and flags in 32 bits; anything beyond is noise.
 _MAX_NUMBER: Final = float(2**32)
@@ -60,15 +61,16 @@ def parse(raw: bytes) -> Message | Unasked:
 
 
 class Reader:
-    """Reads messages as `parse` does, and an answer that reads like an earlier one only once.
+    """Reads messages as `parse` does, and what Envoy says beside the headers only once.
 
-    Healthy answers of one endpoint differ in nothing. The answers kept are few and short.
+    Flags, clusters and the models of bodies are few; what is kept of them is short.
     """
 
-    __slots__ = ("_answers",)
+    __slots__ = ("_asides", "_splitter")
 
     def __init__(self) -> None:
-        self._answers: dict[bytes, ResponseHeaders] = {}
+        self._splitter = Splitter()
+        self._asides: dict[bytes, Aside] = {}
 
     def read(self, raw: bytes) -> Message | Unasked:
         """The message in `raw`.
@@ -76,20 +78,56 @@ class Reader:
         Raises:
             Unreadable: `raw` is no message of Envoy's.
         """
-        known = self._answers.get(raw)
-        if known is not None:
-            return known
-        message = parse(raw)
-        if isinstance(message, ResponseHeaders) and len(raw) <= _LONGEST_KEPT_BYTES:
-            if len(self._answers) >= _MOST_KEPT:
-                self._answers.clear()
-            self._answers[raw] = message
-        return message
+        split = self._splitter.split(raw)
+        if split is None:
+            return parse(raw)
+        aside = self._asides.get(split.rest) or self._aside(split.rest)
+        if aside is None:
+            return parse(raw)
+        if split.is_answer:
+            return _answer(split.headers, aside, ends=split.ends)
+        return RequestHeaders(split.headers, split.ends, aside.body_facts, aside.subset)
+
+    def _aside(self, rest: bytes) -> Aside | None:
+        """What is in `rest`; None where that is no message, or one with headers of its own."""
+        try:
+            request = ProcessingRequest.FromString(rest)
+        except DecodeError:
+            return None
+        if request.WhichOneof("request") is not None:
+            return None
+        aside = Aside(request)
+        if len(rest) <= _LONGEST_KEPT_BYTES:
+            if len(self._asides) >= _MOST_KEPT:
+                self._asides.clear()
+            self._asides[rest] = aside
+        return aside
 
 
-def _headers(sent: HeaderMap) -> tuple[tuple[str, bytes], ...]:
+class Aside:
+    """What Envoy says of a request beside its headers; see `RequestHeaders`, `ResponseHeaders`."""
+
+    __slots__ = ("attempts", "body_facts", "cluster", "details", "flags", "subset")
+
+    def __init__(self, request: ProcessingRequest) -> None:
+        spaces = request.metadata_context
+        self.body_facts = _body_facts(spaces)
+        self.subset = _subset(spaces)
+        self.flags = self.attempts = 0
+        self.details = self.cluster = ""
+        for space in request.attributes.values():
+            fields = space.fields
+            self.flags = _count(fields.get("response.flags"), self.flags)
+            self.attempts = _count(fields.get("upstream.request_attempt_count"), self.attempts)
+            if (value := fields.get("response.code_details")) is not None:
+                self.details = _text(value)
+            if (value := fields.get("xds.cluster_name")) is not None:
+                self.cluster = _text(value)
+
+
+def _headers(sent: HeaderMap) -> list[tuple[str, bytes]]:
     """The headers in order; Envoy fills `raw_value`, and `value` where it is told to."""
-    return tuple([(header.key, header.raw_value or header.value) for header in sent.headers])
+    return [(header.key, header.raw_value or header.value) for header in sent.headers]
 
 
 def _body_facts(spaces: Metadata) -> dict[str, str]:
@@ -117,32 +155,30 @@ def _subset(spaces: Metadata) -> tuple[str, ...] | None:
 def _request_headers(request: ProcessingRequest) -> RequestHeaders:
     """The request's headers, joined with what Envoy's filters have learned."""
     sent = request.request_headers
-    spaces = request.metadata_context
+    aside = Aside(request)
     return RequestHeaders(
-        _headers(sent.headers), sent.end_of_stream, _body_facts(spaces), _subset(spaces)
+        _headers(sent.headers), sent.end_of_stream, aside.body_facts, aside.subset
     )
 
 
 def _response_headers(request: ProcessingRequest) -> ResponseHeaders:
     """The answer's headers, joined with what the attributes say of it."""
-    status = flags = attempts = 0
-    details = cluster = ""
-    for space in request.attributes.values():
-        fields = space.fields
-        flags = _count(fields.get("response.flags"), flags)
-        attempts = _count(fields.get("upstream.request_attempt_count"), attempts)
-        if (value := fields.get("response.code_details")) is not None:
-            details = _text(value)
-        if (value := fields.get("xds.cluster_name")) is not None:
-            cluster = _text(value)
+    sent = request.response_headers
+    return _answer(_headers(sent.headers), Aside(request), ends=sent.end_of_stream)
+
+
+def _answer(sent: list[tuple[str, bytes]], aside: Aside, *, ends: bool) -> ResponseHeaders:
+    """What counts of an answer."""
+    status = 0
     retry_after: str | None = None
-    for name, text in _headers(request.response_headers.headers):
+    for name, text in sent:
         if name == ":status" and text.isdigit() and len(text) <= 3:
             status = int(text)
         elif name == "retry-after" and retry_after is None:
             retry_after = text.decode("latin-1")
-    ends = request.response_headers.end_of_stream
-    return ResponseHeaders(status, retry_after, ends, flags, details, cluster, attempts)
+    return ResponseHeaders(
+        status, retry_after, ends, aside.flags, aside.details, aside.cluster, aside.attempts
+    )
 
 
 def _count(value: Value | None, otherwise: int) -> int:

@@ -94,7 +94,7 @@ def test_a_message_reaches_the_exchange_and_its_action_the_wire() -> None:
     """One message gives one reply, with the time passed on."""
     stage = Stage(lambda _message: Continue(Phase.REQUEST_HEADERS, (("x-a", b"1"),)))
     (reply,) = stage.stream.receive(request_headers(x_b="2"))
-    assert stage.exchange.heard == [(RequestHeaders((("x-b", b"2"),)), 100.0)]
+    assert stage.exchange.heard == [(RequestHeaders([("x-b", b"2")]), 100.0)]
     option = read(reply).request_headers.response.header_mutation.set_headers[0]
     assert option.header.raw_value == b"1"
     assert stage.tally.seen["message request_headers"] == 1
