@@ -127,7 +127,7 @@ class Exchange:
             facts.method,
             facts.path,
             gateway.listing,
-            is_ready=gateway.is_ready(),
+            is_ready=gateway.is_ready,
             own_only=bool(facts.hops),
             request_id=facts.request_id,
         )

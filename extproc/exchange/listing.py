@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -69,7 +69,7 @@ def local_answer(
     path: str,
     listing: Listing,
     *,
-    is_ready: bool,
+    is_ready: Callable[[], bool],
     own_only: bool = False,
     request_id: bytes | None = None,
 ) -> Immediate | None:
@@ -89,7 +89,7 @@ def local_answer(
         return None
     elif entry.route is Route.MODELS:
         return listing.answer(method, path, own_only=own_only, request_id=request_id)
-    elif is_ready:
+    elif is_ready():
         return _ok(method, _READY)
     else:
         rejection = refusals.not_ready()

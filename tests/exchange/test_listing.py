@@ -26,7 +26,7 @@ def ask(
     method: str, path: str, *, is_ready: bool = True, own_only: bool = False
 ) -> Immediate | None:
     """The service's own answer to a request."""
-    return local_answer(method, path, LISTING, is_ready=is_ready, own_only=own_only)
+    return local_answer(method, path, LISTING, is_ready=lambda: is_ready, own_only=own_only)
 
 
 def asked(method: str, path: str, *, is_ready: bool = True, own_only: bool = False) -> Immediate:
