@@ -124,7 +124,9 @@ async def running(rival: Rival, folder: Path, upstreams: Sequence[str]) -> Async
     """The router has been started on the upstreams, `host:port` each; it may not answer yet."""
     port = free_port()
     urls = [f"http://{upstream}" for upstream in upstreams]
-    child = Child(rival.name, rival.command(Start(port, urls, folder, installed(rival))))
+    command = rival.command(Start(port, urls, folder, installed(rival)))
+    # The modules of the benchmark, which PYTHONPATH names, are not to be taken for the router's.
+    child = Child(rival.name, ["env", "-u", "PYTHONPATH", "-u", "PYTHONSAFEPATH", *command])
     await child.start()
     try:
         yield Subject(
