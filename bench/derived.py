@@ -14,13 +14,13 @@ Figures = dict[str, dict[str, float]]
 
 
 def figures(
-    rows: Sequence[JsonRow], prompts: Sequence[JsonRow], streams: Sequence[JsonRow]
+    rows: Sequence[JsonRow], paced: Sequence[JsonRow], streams: Sequence[JsonRow]
 ) -> Figures:
     """By figure and subject: those whose rows were measured.
 
     `added_p50_ms`: p50 at one connection less that of Envoy alone. `long_prompt_service_us`: CPU
-    of the service for the longest prompt less that for the shortest. `stream_messages`: ext_proc
-    messages for a stream less those for an answer in one piece.
+    of the service for the longest prompt less that for the shortest, at one rate.
+    `stream_messages`: ext_proc messages for a stream less those for an answer in one piece.
     """
     one = {str(row["name"]): _number(row, "p50_ms") for row in rows if row["connections"] == 1}
     found: Figures = {"added_p50_ms": {}, "long_prompt_service_us": {}, "stream_messages": {}}
@@ -29,12 +29,9 @@ def figures(
             name: round(p50 - one[_FLOOR], 3) for name, p50 in one.items() if name != _FLOOR
         }
     by_size: dict[str, list[tuple[float, float]]] = {}
-    for row in prompts:
-        if str(row["name"]).startswith(_OURS):
-            cpu = row["cpu_us"]
-            assert isinstance(cpu, Mapping)
-            sizes = by_size.setdefault(str(row["name"]), [])
-            sizes.append((_number(row, "prompt_bytes"), float(cpu["service"])))
+    for row in paced:
+        sizes = by_size.setdefault(str(row["name"]), [])
+        sizes.append((_number(row, "prompt_bytes"), _number(row, "service_us")))
     found["long_prompt_service_us"] = {
         name: round(max(sizes)[1] - min(sizes)[1], 1) for name, sizes in by_size.items()
     }
@@ -49,7 +46,7 @@ def figures(
 
 _WORDS: Final = {
     "added_p50_ms": "p50 at one connection, more than Envoy alone, ms",
-    "long_prompt_service_us": "CPU of the service for the longest prompt, more than for 1 KB, us",
+    "long_prompt_service_us": "service CPU for the longest prompt, more than for 1 KB at one rate",
     "stream_messages": "ext_proc messages for a stream of 500 chunks, more than for one answer",
 }
 

@@ -161,6 +161,15 @@ def wrk(
     return _parsed(done.stdout)
 
 
+def body(prompt_bytes: int) -> bytes:
+    """A request for a chat completion whose prompt has so many bytes."""
+    prompt = "x" * prompt_bytes
+    return b'{"model":"%s","messages":[{"role":"user","content":"%s"}]}' % (
+        MODEL.encode(),
+        prompt.encode(),
+    )
+
+
 def _parsed(text: str) -> Result:
     """The numbers of wrk's report."""
     requests = int(_found(r"(\d+) requests in", text))

@@ -24,6 +24,7 @@ from typing import Final
 import answers
 import derived
 import load
+import paced
 import rivals
 import rounds
 import streams
@@ -65,7 +66,7 @@ async def main() -> None:
     for rival in rivals.RIVALS:
         rivals.installed(rival)
     cases = _cases(only, effort)
-    measured = await _plain(cases, effort) if cases else []
+    measured, at_one_rate = await _plain(cases, effort) if cases else ([], [])
     # The small prompt is a case of both.
     small = [row for row in measured if row["prompt_bytes"] == SMALL_BYTES]
     prompts = [row for row in measured if row["connections"] == PROMPT_CONNECTIONS]
@@ -74,12 +75,21 @@ async def main() -> None:
         rounds.show(small)
     if "prompts" in only:
         _show_prompts(prompts)
+        paced.show(at_one_rate)
     streamed = await _streams(effort) if "streams" in only else []
     if streamed:
         streams.show(streamed)
-    figures = derived.figures(small, prompts if "prompts" in only else [], streamed)
+    figures = derived.figures(small, at_one_rate, streamed)
     derived.show(figures)
-    rounds.finish({"rows": small, "prompts": prompts, "streams": streamed, "derived": figures})
+    rounds.finish(
+        {
+            "rows": small,
+            "prompts": prompts,
+            "paced": at_one_rate,
+            "streams": streamed,
+            "derived": figures,
+        }
+    )
 
 
 def _cases(only: Sequence[str], effort: Effort) -> list[tuple[int, int]]:
@@ -111,8 +121,10 @@ async def _started(
     return found
 
 
-async def _plain(cases: Sequence[tuple[int, int]], effort: Effort) -> list[JsonRow]:
-    """The rows of every case, on an upstream that answers at once."""
+async def _plain(
+    cases: Sequence[tuple[int, int]], effort: Effort
+) -> tuple[list[JsonRow], list[JsonRow]]:
+    """The rows of every case, on an upstream that answers at once, and those at one rate."""
     port = free_port()
     hosts = load.hosts(subjects.ENDPOINTS)
     rows = []
@@ -137,6 +149,24 @@ async def _plain(cases: Sequence[tuple[int, int]], effort: Effort) -> list[JsonR
                 rounds.summed_up(name, connections, some) | {"prompt_bytes": size}
                 for name, some in found.items()
             ]
+        sizes = sorted({size for _, size in cases})
+        at_one_rate = await _paced(compared, sizes, effort) if len(sizes) > 1 else []
+    return rows, at_one_rate
+
+
+async def _paced(
+    compared: Sequence[Subject], sizes: Sequence[int], effort: Effort
+) -> list[JsonRow]:
+    """What the service uses for each size of prompt, all of them at the same rate."""
+    ours = [subject for subject in compared if "service" in subject.pids]
+    rows = []
+    for size in sizes:
+
+        def once(subject: Subject, number: int, size: int = size) -> float:
+            return paced.measure(subject, size, effort.seconds if number else 1)
+
+        found = await rounds.in_turns(ours, effort.rounds, f"{size} bytes at one rate", once)
+        rows += [paced.summed_up(name, size, some) for name, some in found.items()]
     return rows
 
 

@@ -30,6 +30,7 @@ from subjects import Subject
 from extproc.lab.processes import free_port
 
 CONNECTIONS: Final = 64
+MEMORY_ENDPOINTS: Final = 1_000
 _SHOWN_MEMORY: Final = 10
 
 
@@ -118,11 +119,11 @@ async def requests(sizes: list[int], seconds: int) -> list[JsonRow]:
 
 async def memory(count: int) -> list[JsonRow]:
     """Resident memory as requests are served, every one of a new session, until `count` are."""
-    print(f"\nMemory while requests of new sessions are served, {subjects.ENDPOINTS} endpoints")
+    print(f"\nMemory while requests of new sessions are served, {MEMORY_ENDPOINTS} endpoints")
     print(f"{'requests':>9}{'service MB':>12}{'Envoy MB':>10}")
     rows: list[JsonRow] = []
     served = 0
-    async with fleet(subjects.ENDPOINTS) as subject:
+    async with fleet(MEMORY_ENDPOINTS) as subject:
         shown = 0.0
         while True:
             if served >= shown:
