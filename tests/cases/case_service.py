@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import aiohttp
@@ -19,6 +19,7 @@ from extproc.xds.render import render
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 READY_SECONDS: Final = 20.0
+_NAME: Final = "replicas.test:1"
 
 
 def command(world: World, address: str, http_address: str) -> list[str]:
@@ -87,17 +88,20 @@ async def second(world: World) -> AsyncIterator[Service]:
 
 
 def _rendered(world: World, address: str) -> str:
-    """Envoy's configuration with one more host where the service is, as a name with two has it."""
-    text = render(world.stack.config)
-    known = {"pipe": {"path": world.stack.config.service.address.removeprefix("unix:")}}
-    tree = yaml.safe_load(text)
+    """Envoy's configuration for a service behind a name, which two processes answer to."""
+    config = world.stack.config
+    behind_a_name = replace(config, service=replace(config.service, envoy_address=_NAME))
+    tree = yaml.safe_load(render(behind_a_name))
+    paths = [one.removeprefix("unix:") for one in (config.service.address, address)]
+    resolved = [{"endpoint": {"address": {"pipe": {"path": path}}}} for path in paths]
     changed = 0
     for cluster in tree["static_resources"]["clusters"]:
         for group in cluster["load_assignment"].get("endpoints", []):
-            hosts = group["lb_endpoints"]
-            if hosts[0]["endpoint"]["address"] == known:
-                path = address.removeprefix("unix:")
-                hosts.append({"endpoint": {"address": {"pipe": {"path": path}}}})
+            where = group["lb_endpoints"][0]["endpoint"]["address"].get("socket_address")
+            if where == {"address": _NAME.partition(":")[0], "port_value": 1}:
+                group["lb_endpoints"] = resolved
+                del cluster["cluster_type"]
+                cluster["type"] = "STATIC"
                 changed += 1
     assert changed, "Envoy knows the service under no name"
     return yaml.safe_dump(tree, sort_keys=False)
