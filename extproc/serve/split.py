@@ -68,7 +68,7 @@ class Splitter:
         length, at = _length(raw, at + 1)
         stop = at + length
         ends = stop != end
-        if ends and raw[stop:end] != _ENDS:
+        if stop > end or (ends and raw[stop:end] != _ENDS):
             raise _OtherForm
         return Split(self._headers(raw, at, stop), raw[end:], is_answer=kind == _ANSWER, ends=ends)
 
@@ -80,24 +80,22 @@ class Splitter:
                 raise _OtherForm
             length, at = _length(raw, at + 1)
             last = at + length
-            if raw[at] != _KEY:
+            if last > stop or raw[at] != _KEY:
                 raise _OtherForm
             length, at = _length(raw, at + 1)
-            key = raw[at : at + length]
-            at += length
+            middle = at + length
+            if middle > last:
+                raise _OtherForm
+            key = raw[at:middle]
             name = self._names.get(key) or self._named(key)
             value = b""
-            if at != last:
-                if raw[at] != _VALUE:
+            if middle != last:
+                length, at = _length(raw, middle + 1)
+                if raw[middle] != _VALUE or at + length != last:
                     raise _OtherForm
-                length, at = _length(raw, at + 1)
                 value = raw[at:last]
-                at += length
-            if at != last:
-                raise _OtherForm
             headers.append((name, value))
-        if at != stop:
-            raise _OtherForm
+            at = last
         return headers
 
     def _named(self, key: bytes) -> str:
