@@ -220,8 +220,15 @@ class Http1:
 
     async def until(self, mark: bytes, seconds: float = SECONDS) -> bytes:
         """All bytes up to and with `mark`."""
+        found: list[bytes] = []
         async with asyncio.timeout(seconds):
-            return await self._reader.readuntil(mark)
+            while True:
+                try:
+                    found.append(await self._reader.readuntil(mark))
+                except asyncio.LimitOverrunError as full:  # a long stream, kept until now
+                    found.append(await self._reader.readexactly(full.consumed))
+                else:
+                    return b"".join(found)
 
     def half_close(self) -> None:
         """Nothing more is sent: the other side sees the end."""
