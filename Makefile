@@ -13,7 +13,7 @@ COMPILED := .bench/compiled
 IN_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=bench $(COMPILED)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-compiled h2spec check cases mutants smoke soak bench bench-peers bench-scale protos compose-test format coverage clean
+.PHONY: help up test test-compiled grpcio h2spec check cases mutants smoke soak bench bench-peers bench-scale protos compose-test format coverage clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ test-compiled: $(COMPILED)/.installed  ## the unit tests of what can be compiled
 	  tests/serve/test_serve_ext_proc_stream.py tests/serve/test_serve_mutations.py \
 	  tests/serve/test_serve_protobuf.py tests/serve/test_serve_replies.py \
 	  tests/serve/test_serve_split.py tests/serve/test_serve_steering.py tests/serve/test_serve_wire.py
+
+grpcio: $(VENV)/.dev  ## the end-to-end tests and some of the cases on the transport grpcio
+	@TRANSPORT=grpcio $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile tests/e2e \
+	  $(foreach case,01 05 14 16 23 28 51,tests/cases/test_case_$(case)_*.py)
 
 h2spec: $(VENV)/.dev  ## the HTTP/2 conformance suite h2spec against our HTTP/2; builds it with go
 	@$(BIN)/python -m pytest -q $(H2SPEC)

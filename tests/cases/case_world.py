@@ -353,7 +353,8 @@ async def standing(
         for engine in engines:
             await exits.enter_async_context(engine)
         file = folder / f"{fresh('llmgw')}.yaml"
-        file.write_text(Template(text).substitute({one.name: one.url for one in engines}))
+        written = Template(text).substitute({one.name: one.url for one in engines})
+        file.write_text(_on_transport(written, os.environ.get("TRANSPORT")))
         stack = Stack(
             file,
             port=0,
@@ -400,3 +401,12 @@ async def until(holds: Callable[[], Awaitable[bool]], what: str, seconds: float 
 async def together(asking: Iterable[Awaitable[Reply]]) -> list[Reply]:
     """All answers, asked for at the same time."""
     return list(await asyncio.gather(*asking))
+
+
+def _on_transport(text: str, transport: str | None) -> str:
+    """The configuration with the service's transport in it, if one is wanted; see `make grpcio`."""
+    if not transport:
+        return text
+    begun = f"service: {{transport: {transport}"
+    changed, count = re.subn(r"^service: \{", f"{begun}, ", text, flags=re.MULTILINE)
+    return changed if count else f"{begun}}}\n{text}"

@@ -323,8 +323,13 @@ async def standing(
             }
             for engine in engines
         ]
+        tree = {"cluster_id": "e2e", "endpoints": listed, **settings}
+        if transport := os.environ.get("TRANSPORT"):  # see `make grpcio`
+            service = settings.get("service", {})
+            assert isinstance(service, dict)
+            tree["service"] = {**service, "transport": transport}
         # JSON is YAML.
-        file.write_text(json.dumps({"cluster_id": "e2e", "endpoints": listed, **settings}))
+        file.write_text(json.dumps(tree))
         stack = Stack(file, port=0, steering=steering)
         session = await exits.enter_async_context(aiohttp.ClientSession())
         exits.push_async_callback(stack.stop)
