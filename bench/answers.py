@@ -20,9 +20,9 @@ class WrongAnswer(Exception):  # noqa: N818 - reads as what it is at the place i
     """A router answers, and not with what the upstream said."""
 
 
-def body(*, is_stream: bool) -> bytes:
-    """A small request."""
-    messages = [{"role": "user", "content": "Say something."}]
+def body(*, is_stream: bool, prompt: str = "Say something.") -> bytes:
+    """A request for a chat completion."""
+    messages = [{"role": "user", "content": prompt}]
     request: dict[str, object] = {"model": load.MODEL, "messages": messages}
     if is_stream:
         request["stream"] = True

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,13 +161,22 @@ def wrk(
     return _parsed(done.stdout)
 
 
-def body(prompt_bytes: int) -> bytes:
-    """A request for a chat completion whose prompt has so many bytes."""
-    prompt = "x" * prompt_bytes
-    return b'{"model":"%s","messages":[{"role":"user","content":"%s"}]}' % (
-        MODEL.encode(),
-        prompt.encode(),
-    )
+def h2load(url: str, data: bytes, headers: Mapping[str, str], *options: str) -> tuple[int, str]:
+    """How many POSTs of `data` succeeded over HTTP/1.1, and h2load's whole report."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        fields = [f"-H{name}: {value}" for name, value in headers.items()]
+        done = subprocess.run(
+            ["h2load", "--h1", "-t1", *options, f"-d{file.name}", *fields, url],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    succeeded = re.search(r"(\d+) succeeded", done.stdout)
+    if succeeded is None:
+        raise RuntimeError(f"h2load printed something else:\n{done.stdout}")
+    return int(succeeded[1]), done.stdout
 
 
 def _parsed(text: str) -> Result:

@@ -6,8 +6,6 @@ is their company's doing, not the prompt's.
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
@@ -24,18 +22,16 @@ REQUESTS_PER_SECOND: Final = 100  # on one connection
 def measure(subject: Subject, prompt_bytes: int, seconds: int) -> float:
     """CPU microseconds of the service per request, in one round of that many seconds."""
     pid = subject.pids["service"]
-    with tempfile.NamedTemporaryFile() as data:
-        data.write(load.body(prompt_bytes))
-        data.flush()
-        fields = [f"-H{name}: {value}" for name, value in answers.headers(subject).items()]
-        command = ["h2load", "--h1", "-t1", "-c1", f"--rps={REQUESTS_PER_SECOND}", f"-D{seconds}"]
-        before = cpu.tree_seconds(pid)
-        subprocess.run(
-            [*command, f"-d{data.name}", *fields, f"{subject.url}/v1/chat/completions"],
-            check=True,
-            capture_output=True,
-        )
-    return (cpu.tree_seconds(pid) - before) * 1e6 / (REQUESTS_PER_SECOND * seconds)
+    before = cpu.tree_seconds(pid)
+    served, report = load.h2load(
+        f"{subject.url}/v1/chat/completions",
+        answers.body(is_stream=False, prompt="x" * prompt_bytes),
+        answers.headers(subject),
+        *("-c1", f"--rps={REQUESTS_PER_SECOND}", f"-D{seconds}"),
+    )
+    if served < REQUESTS_PER_SECOND * seconds // 2:
+        raise RuntimeError(f"{subject.name} has served no more than {served}:\n{report}")
+    return (cpu.tree_seconds(pid) - before) * 1e6 / served
 
 
 def summed_up(name: str, prompt_bytes: int, found: Sequence[float]) -> JsonRow:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Final
 
 import answers
 import cpu
+import load
 import rounds
 from subjects import Subject
 
@@ -52,32 +51,19 @@ async def engine(port: int, hosts: Sequence[str]) -> AsyncIterator[None]:
 def measure(subject: Subject, *, is_stream: bool = True) -> Row:
     """One round: every one of `STREAMS` connections asks once, for a stream or for plain JSON."""
     before = {name: cpu.tree_seconds(pid) for name, pid in subject.pids.items()}
-    with tempfile.NamedTemporaryFile() as data:
-        data.write(answers.body(is_stream=is_stream))
-        data.flush()
-        fields = [f"-H{name}: {value}" for name, value in answers.headers(subject).items()]
-        load = ["h2load", "--h1", f"-n{STREAMS}", f"-c{STREAMS}", "-t1", f"-d{data.name}"]
-        done = subprocess.run(
-            [*load, *fields, f"{subject.url}/v1/chat/completions"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+    succeeded, report = load.h2load(
+        f"{subject.url}/v1/chat/completions",
+        answers.body(is_stream=is_stream),
+        answers.headers(subject),
+        *(f"-n{STREAMS}", f"-c{STREAMS}"),
+    )
     used = {
         name: (cpu.tree_seconds(pid) - before[name]) * 1e6 / STREAMS
         for name, pid in subject.pids.items()
     }
-    return parsed(done.stdout, used)
-
-
-def parsed(text: str, used: dict[str, float]) -> Row:
-    """The numbers of h2load's report."""
-    succeeded = re.search(r"(\d+) succeeded", text)
-    whole = _mean(r"time for request", text)
-    first = _mean(r"time to 1st byte", text)
-    if succeeded is None:
-        raise RuntimeError(f"h2load printed something else:\n{text}")
-    return Row(whole, first * 1e3, STREAMS - int(succeeded[1]), used)
+    whole = _mean(r"time for request", report)
+    first = _mean(r"time to 1st byte", report)
+    return Row(whole, first * 1e3, STREAMS - succeeded, used)
 
 
 def _mean(name: str, text: str) -> float:

@@ -77,6 +77,12 @@ def is_host_port(text: str) -> bool:
     return _HOST.fullmatch(host) is not None
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two halves of a text that `is_host_port`, the host without brackets."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def is_service_address(text: str) -> bool:
     """Whether `text` is `host:port`, or `unix:` and an absolute path."""
     if text.startswith("unix:"):
@@ -88,7 +94,7 @@ def is_on_this_machine(address: str) -> bool:
     """Whether only this machine can reach a service at `address`: a Unix socket, or loopback."""
     if address.startswith("unix:"):
         return True
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    host, _ = host_and_port(address)
     return host == "localhost" or (is_ip(host) and ip_address(host).is_loopback)
 
 

@@ -66,13 +66,13 @@ def leaders(
                 continue
         tied = sorted(position for level, position in levels if level == best)
         del levels[: len(tied)]
+        wanted = [table.keys[position] for position, _ in bonuses]
         runs: list[Run] = []
         for index, group in enumerate(groups):
             if scores[index] == best:
                 begin = bisect_left(
                     group.keys, (best - group.offset) << POSITION_BITS, 0, ends[index]
                 )
-                wanted = [table.keys[position] for position, _ in bonuses]
                 runs.append(_run(group.keys, begin, ends[index], wanted))
                 ends[index] = begin
                 scores[index] = _score(group, begin)

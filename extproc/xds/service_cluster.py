@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.config.grammar import is_ip
+from extproc.config.grammar import host_and_port, is_ip
 from extproc.config.values import Service
 from extproc.xds.connect import LIMITS, PROTOCOL_OPTIONS, discovery, tls_socket
 from extproc.xds.tree import Tree, address, typed
@@ -13,7 +13,7 @@ _UNIX = "unix:"
 def may_be_several(service: Service) -> bool:
     """Whether a request that one process fails can go to another: the address is a name."""
     dialled = service.envoy_address or service.address
-    return not dialled.startswith(_UNIX) and not is_ip(_split(dialled)[0])
+    return not dialled.startswith(_UNIX) and not is_ip(host_and_port(dialled)[0])
 
 
 def service_cluster(name: str, service: Service) -> Tree:
@@ -24,7 +24,7 @@ def service_cluster(name: str, service: Service) -> Tree:
         where: Tree = {"pipe": {"path": dialled.removeprefix(_UNIX)}}
         found: Tree = {"type": "STATIC"}
     else:
-        host, port = _split(dialled)
+        host, port = host_and_port(dialled)
         where = address(host, port)
         found = discovery([host])
     socket = (
@@ -52,9 +52,3 @@ def service_cluster(name: str, service: Service) -> Tree:
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": where}}]}],
         },
     }
-
-
-def _split(dialled: str) -> tuple[str, int]:
-    """Host, without brackets, and port."""
-    host, _, port = dialled.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)

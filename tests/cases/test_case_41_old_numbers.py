@@ -23,6 +23,7 @@ from case_fleet import (
     known,
     reconfigured,
     spread,
+    started_anew,
     until_breaker,
     until_fresh,
     until_known,
@@ -171,9 +172,7 @@ async def test_all_pages_are_lost(world: World) -> None:
 async def test_no_page_ever_came(world: World) -> None:
     """A service that starts while no engine tells anything sends requests all the same."""
     lose(world, *world.engines)
-    await world.stack.service.kill()
-    await world.stack.start_service()
-    world.booked = await world.page()
+    await started_anew(world)
     assert {known(world.booked, AGE, name) for name in THREE} == {None}
     assert {world.booked.total(STALE, endpoint=name) for name in THREE} == {1}
     assert (await world.post(model="lone")).status == 200
@@ -215,9 +214,7 @@ async def test_a_configuration_that_is_always_stale(world: World) -> None:
 async def clock_is_off(world: World) -> float:
     """By how many seconds the clock was wrong when the service started; its models show it."""
     before = time.time()
-    await world.stack.service.kill()
-    await world.stack.start_service()
-    world.booked = await world.page()
+    await started_anew(world)
     reply = await world.ask("GET", "/v1/models/lone")
     made = json.loads(reply.body)["created"]
     assert isinstance(made, int)

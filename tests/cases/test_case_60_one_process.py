@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 from case_bodies import chat
-from case_fleet import counts, each, held, until_asked, until_counted
+from case_fleet import counts, each, held, started_anew, until_asked, until_counted
 from case_http1 import CHAT, Http1, head
 from case_service import Service, command, first
 from case_world import DISPATCHED, MODEL, STREAMS, World, case, endpoints, fresh, standing, until
@@ -95,9 +95,7 @@ async def test_the_one_is_killed(world: World) -> None:
     async with held(world.engines.values()), AsyncExitStack() as exits:
         old = await crowd(world, exits)
         await until_counted(world, world.requests())
-        await world.stack.service.kill()
-        await world.stack.start_service()
-        world.booked = await world.page()
+        await started_anew(world)
         assert counts(world.booked) == {}
         seen = world.requests()
 

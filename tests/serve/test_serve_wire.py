@@ -290,3 +290,16 @@ def test_what_is_said_beside_the_headers_is_kept_in_a_bounded_number() -> None:
         assert isinstance(answer, ResponseHeaders)
         assert answer.cluster == str(number)
     assert len(reader._asides) <= 4096
+
+
+def test_only_what_is_short_is_kept() -> None:
+    """And nothing of a request's or an answer's headers."""
+    reader = Reader()
+    for size, kept in ((600, 0), (6, 1)):
+        message = pb.ProcessingRequest()
+        message.response_headers.headers.CopyFrom(header_map(("retry-after", b"1" * 600)))
+        message.attributes[ATTRIBUTES].fields["xds.cluster_name"].string_value = b"c" * size
+        raw = message.SerializeToString()
+        assert reader.read(raw) == reader.read(raw) == parse(raw)
+        assert len(reader._asides) == kept
+    assert all(len(rest) < 512 and b"1" * 600 not in rest for rest in reader._asides)
